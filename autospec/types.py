@@ -1,0 +1,160 @@
+"""The records that the parts of autospec hand to each other. Counts and seconds only; a ratio is a property."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+NONE = "none"
+"""The draft source that proposes nothing: a plain target step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What is done in one block: a draft source and the number of draft tokens asked of it."""
+
+    source: str = NONE
+    block_length: int = 0
+    reason: str = ""
+
+    @property
+    def label(self) -> str:
+        """`none`, or source and block length as in `ngram:4`."""
+        return NONE if self.block_length == 0 else f"{self.source}:{self.block_length}"
+
+
+OFF = Action()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """What a policy may know about a request before its first block."""
+
+    segment: str
+    prompt_tokens: int
+    max_new_tokens: int
+    do_sample: bool
+    sources: tuple[str, ...]  # usable in this request, `none` not listed
+
+
+@dataclass(frozen=True, slots=True)
+class BlockContext:
+    """What a policy may know before a block; nothing here depends on a token not yet committed."""
+
+    request: RequestContext
+    context_tokens: int  # committed tokens, prompt included
+    output_tokens: int  # committed tokens of the answer
+    sources: tuple[str, ...]  # still usable now (a source that failed is gone)
+
+    @property
+    def segment(self) -> str:
+        return self.request.segment
+
+    @property
+    def tokens_left(self) -> int:
+        return self.request.max_new_tokens - self.output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class BlockOutcome:
+    """What one block did. Prefill, catch-up and compilation are never in it."""
+
+    segment: str
+    action: Action
+    context_tokens: int  # committed tokens before the block
+    num_draft_tokens: int  # really proposed, <= action.block_length
+    num_judged_tokens: int  # draft tokens whose fate was decided: those cut off by EOS or length are not
+    num_accepted_tokens: int
+    num_committed_tokens: int  # acceptance length, recovered or bonus token included
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    correction_seconds: float = 0.0  # choosing tokens: processors, acceptance, residual
+    emission_seconds: float = 0.0  # stopping criteria and streamers
+    catch_up_seconds: float = 0.0  # bringing a draft's cache up to date; never charged to an action
+
+    @property
+    def seconds(self) -> float:
+        return self.draft_seconds + self.verify_seconds + self.correction_seconds + self.emission_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSeconds:
+    """Seconds of one request by phase; they sum to the request's total."""
+
+    prefill: float = 0.0
+    draft: float = 0.0
+    verify: float = 0.0
+    correction: float = 0.0
+    emission: float = 0.0
+    other: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.prefill + self.draft + self.verify + self.correction + self.emission + self.other
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Where requests ran: one row for many requests."""
+
+    host: str
+    device: str  # as in `cpu: AMD EPYC, 2 threads` or `cuda: NVIDIA H200`
+    target: str
+    dtype: str
+    drafts: tuple[str, ...]
+    versions: Mapping[str, str]  # autospec, python, torch, transformers
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One `generate` call. Counts and seconds are stored, ratios never."""
+
+    request_id: str  # 32 hexadecimal digits
+    started_at: datetime  # UTC
+    segment: str
+    policy: str
+    is_control: bool  # decoded plainly throughout, to measure what speed-up means
+    do_sample: bool
+    decoding: str  # as in `greedy` or `sample temperature=0.8 top_p=0.95`
+    prompt_tokens: int
+    output_tokens: int
+    seconds: PhaseSeconds
+    blocks: int = 0  # prefill's own step included, as a block of `none`
+    num_draft_tokens: int = 0
+    num_judged_tokens: int = 0
+    num_accepted_tokens: int = 0
+    acceptance_lengths: Mapping[int, int] = field(default_factory=dict)  # acceptance length (+1 included) -> blocks
+    at_risk: tuple[int, ...] = ()  # [j] blocks in which draft position j + 1 was judged
+    accepted: tuple[int, ...] = ()  # [j] blocks in which draft position j + 1 was accepted
+    actions: Mapping[str, int] = field(default_factory=dict)  # Action.label -> blocks
+    fallback_reason: str | None = None
+    error: str | None = None
+    run: str | None = None  # label of an experiment or demonstration
+    deployment: Deployment | None = None
+
+    @property
+    def total_seconds(self) -> float:
+        return self.seconds.total
+
+    @property
+    def usual_action(self) -> str | None:
+        """The action of most blocks; None when no block ran."""
+        return max(self.actions, key=lambda label: (self.actions[label], label)) if self.actions else None
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """Tokens committed per block, +1 included; None when no block ran."""
+        return self.output_tokens / self.blocks if self.blocks else None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The same prompt decoded plainly (control) and under a policy, side by side."""
+
+    control_request_id: str
+    request_id: str
+    is_identical: bool | None  # token by token; None where the two were sampled from different noise
+    first_difference: int | None = None  # output position of the first differing token
+    logit_gap: float | None = None  # target's own gap between the two tokens there, plain forward
+    is_tie: bool | None = None  # the gap lies within the stated tolerance of the dtype
