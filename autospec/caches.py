@@ -1,0 +1,85 @@
+"""The one file that knows transformers' cache interface, which changed its names between releases.
+
+Up to 5.23 the keyword and the output are called `past_key_values`, from 5.24 on `cache`. `Cache.crop` takes the
+number of tokens to drop as a negative count in every release supported here. Layers that forget (sliding windows)
+keep what a rollback needs only while they record, and then have to be trimmed after every forward.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+CACHE_KEYWORD: str = (
+    "cache"
+    if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+    else "past_key_values"
+)
+
+
+def find_cache(holder: Mapping[str, Any]) -> Any | None:
+    """The cache in a model's output or among its keyword arguments; None when there is none."""
+    return next((holder[name] for name in ("cache", "past_key_values") if holder.get(name) is not None), None)
+
+
+def new_cache(model: PreTrainedModel) -> DynamicCache:
+    """An empty cache for `model` that can be rolled back."""
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    start_recording(cache)
+    return cache
+
+
+def append(model: PreTrainedModel, tokens: Tensor, cache: Any, *, logits_kept: int = 1) -> tuple[Tensor, Any]:
+    """Run tokens after what `cache` holds.
+
+    Args:
+        model: a causal language model.
+        tokens: [1, n], n >= logits_kept.
+        cache: holds the tokens before; grows by n.
+        logits_kept: for how many of the last tokens logits are wanted.
+
+    Returns:
+        logits, [logits_kept, vocab_size], and the cache.
+    """
+    kwargs = {"logits_to_keep": logits_kept} if model._supports_logits_to_keep() else {}
+    outputs = model(input_ids=tokens, use_cache=True, return_dict=True, **{CACHE_KEYWORD: cache}, **kwargs)
+    return outputs.logits[0, -logits_kept:], find_cache(outputs)
+
+
+def why_not_rollback(cache: Any | None) -> str | None:
+    """Why rejected tokens could not be taken back out of `cache`; None when they can.
+
+    Some layers know only after their first forward, so ask after prefill.
+    """
+    if cache is None:
+        return "the model has no cache"
+    if not isinstance(cache, Cache):
+        return f"the cache ({type(cache).__name__}) is not one of transformers' own"
+    if cache.is_compileable:
+        return f"the cache ({type(cache).__name__}) has a fixed shape"
+    is_croppable = getattr(cache, "is_croppable", None)  # absent before transformers 5.17
+    if is_croppable is None:
+        is_croppable = all(isinstance(layer, DynamicLayer) for layer in cache.layers)
+    return None if is_croppable else f"the cache ({type(cache).__name__}) cannot be rolled back"
+
+
+def start_recording(cache: Cache) -> None:
+    """Make forgetful layers keep what a rollback needs. From now on call `drop_last` after every forward."""
+    cache.activate_past_recording()
+
+
+def stop_recording(cache: Cache) -> None:
+    """Back to the state in which transformers hands out a cache."""
+    for layer in cache.layers:
+        if hasattr(layer, "record_past"):
+            layer.record_past = False
+
+
+def drop_last(cache: Cache, num_tokens: int) -> None:
+    """Forget the last `num_tokens` tokens; 0 only trims layers that record."""
+    cache.crop(-num_tokens)

@@ -1,0 +1,1 @@
+"""The exact decoder: draft, verify, commit, roll back. DESIGN: choices cost time, never correctness."""

@@ -1,0 +1,125 @@
+"""The decoder in the form that `generate(custom_generate=...)` takes; one object per call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+
+from autospec.decoding.answer import Answer
+from autospec.decoding.loop import Chooser, Loop
+from autospec.decoding.processors import pure_processors
+from autospec.decoding.selection import make_rule
+from autospec.decoding.support import CannotDecodeError, check_prompt, why_not
+from autospec.decoding.tally import Tally
+from autospec.decoding.target import TargetSession
+from autospec.drafts.base import DraftRequest, DraftSource
+from autospec.randomness import TorchRandomness
+from autospec.types import RequestContext
+
+
+class Decoder:
+    """Decodes one `generate` call by blocks.
+
+    transformers prepares the call (processors, stopping criteria, cache, defaults) and then hands it over. Streamers do
+    not reach a custom decoding loop, so the streamer is given here and not to `generate`.
+
+    Args:
+        segment: the request's segment.
+        chooser: picks an action before each block.
+        sources: draft sources by name.
+        sampling: how drawn drafts are verified, `paired` or `maximal`.
+        streamer: sees the prompt and then each committed token.
+    """
+
+    def __init__(
+        self,
+        *,
+        segment: str,
+        chooser: Chooser,
+        sources: Mapping[str, DraftSource],
+        sampling: str,
+        streamer: BaseStreamer | None = None,
+    ) -> None:
+        self._segment = segment
+        self._chooser = chooser
+        self._sources = sources
+        self._sampling = sampling
+        self._streamer = streamer
+        self.tally = Tally()
+        self.generation_config: GenerationConfig | None = None
+        self.prompt_tokens = 0
+        self.output_tokens = 0
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Decode. Args: input_ids: [1, n]. Returns: what `generate` returns.
+
+        Raises:
+            CannotDecodeError: the call is one for the original `generate`; nothing was drawn or streamed yet.
+            ConfigurationError: the prompt is empty or longer than the context window.
+        """
+        if why := why_not(model, input_ids, generation_config, model_kwargs):
+            raise CannotDecodeError(why)
+        check_prompt(model, input_ids)
+        self.generation_config = generation_config
+        self.prompt_tokens = input_ids.shape[1]
+        prompt = _without_padding(input_ids, model_kwargs.get("attention_mask"))
+        do_sample = bool(generation_config.do_sample)
+        randomness = TorchRandomness(input_ids.device)
+        request = RequestContext(
+            segment=self._segment,
+            prompt_tokens=len(prompt),
+            max_new_tokens=int(generation_config.max_length) - self.prompt_tokens,
+            do_sample=do_sample,
+            sources=tuple(self._sources),
+        )
+        draft_request = DraftRequest(
+            device=input_ids.device,
+            vocab_size=int(model.get_output_embeddings().weight.shape[0]),
+            do_sample=do_sample,
+            processors=pure_processors(logits_processor),
+            randomness=randomness,
+            is_paired=self._sampling == "paired",
+        )
+        if self._streamer is not None:
+            self._streamer.put(input_ids.cpu())
+        answer = Answer(input_ids, stopping_criteria, generation_config, self._streamer)
+        target = TargetSession(model, generation_config, model_kwargs)
+        loop = Loop(
+            target=target,
+            answer=answer,
+            processors=logits_processor,
+            rule=make_rule(do_sample=do_sample, sampling=self._sampling, randomness=randomness),
+            chooser=self._chooser,
+            sources=self._sources,
+            request=request,
+            draft_request=draft_request,
+            prompt_tokens=prompt,
+        )
+        self.tally = loop.tally
+        try:
+            loop.run()
+        finally:
+            self.output_tokens = answer.num_tokens
+            answer.end_stream()
+        return answer.output(target.finish())
+
+
+def _without_padding(input_ids: Tensor, attention_mask: Tensor | None) -> list[int]:
+    """The prompt's tokens as draft sources see them."""
+    row = input_ids[0]
+    if attention_mask is not None and attention_mask.shape == input_ids.shape:
+        row = row[attention_mask[0].to(row.device) != 0]
+    tokens: list[int] = row.tolist()
+    return tokens

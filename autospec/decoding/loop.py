@@ -1,0 +1,174 @@
+"""The loop: choose, draft, verify, commit, roll back.
+
+Source: Leviathan et al. 2023 and Chen et al. 2023 for the scheme; DESIGN section 4 for the contracts.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList
+
+from autospec.decoding.answer import Answer
+from autospec.decoding.selection import Selection, SelectionRule
+from autospec.decoding.tally import Stopwatch, Tally
+from autospec.decoding.target import TargetSession
+from autospec.drafts.base import DraftRequest, DraftSession, DraftSource, Proposal
+from autospec.errors import DraftError, ExactnessError
+from autospec.types import NONE, Action, BlockContext, BlockOutcome, RequestContext
+
+
+class Chooser(Protocol):
+    """Picks an action before each block and learns what came of it."""
+
+    def choose(self, context: BlockContext) -> Action:
+        """The action for the next block."""
+
+    def observe(self, outcome: BlockOutcome) -> None:
+        """What the last block did."""
+
+
+class Loop:
+    """Decodes one request; holds everything that belongs to it and nothing that outlives it."""
+
+    def __init__(
+        self,
+        *,
+        target: TargetSession,
+        answer: Answer,
+        processors: LogitsProcessorList,
+        rule: SelectionRule,
+        chooser: Chooser,
+        sources: Mapping[str, DraftSource],
+        request: RequestContext,
+        draft_request: DraftRequest,
+        prompt_tokens: list[int],
+    ) -> None:
+        self._target = target
+        self._answer = answer
+        self._processors = processors
+        self._rule = rule
+        self._chooser = chooser
+        self._sources = dict(sources)
+        self._sessions: dict[str, DraftSession] = {}
+        self._request = request
+        self._draft_request = draft_request
+        self._committed = prompt_tokens  # prompt and answer without padding, for the draft sources
+        self.tally = Tally()
+        self._watch = Stopwatch()
+
+    def run(self) -> None:
+        """Decode until a stopping criterion holds."""
+        logits = self._target.prefill(self._answer.input_ids)
+        self.tally.prefill_seconds = self._watch.lap()
+        if self._sources and (why := self._target.why_no_speculation):
+            self._note(f"decoded plainly: {why}")
+            self._sources.clear()
+        self._commit_run(logits, Proposal())
+        self._target.commit(1)
+        self._watch.lap()
+        with self._target.decoding():
+            while not self._answer.is_finished:
+                self._block()
+
+    def _block(self) -> None:
+        """One block: draft up to k tokens, verify them in one target forward, commit."""
+        context = BlockContext(
+            request=self._request,
+            context_tokens=len(self._committed),
+            output_tokens=self._answer.num_tokens,
+            sources=tuple(self._sources),
+        )
+        action = self._chooser.choose(context)
+        self._watch.lap()
+        proposal = self._propose(action, context)
+        draft_seconds = self._watch.lap()
+        num_draft = len(proposal.tokens)
+        input_ids = self._answer.input_ids
+        if num_draft:
+            drafted = input_ids.new_tensor([proposal.tokens])
+            input_ids = torch.cat([input_ids, drafted], dim=-1)
+        logits = self._target.forward(input_ids, num_draft)
+        verify_seconds = self._watch.lap()
+        num_committed, num_accepted, num_judged, emission_seconds = self._commit_run(logits, proposal)
+        self._target.commit(num_committed)
+        outcome = BlockOutcome(
+            segment=context.segment,
+            action=action,
+            context_tokens=context.context_tokens,
+            num_draft_tokens=num_draft,
+            num_judged_tokens=num_judged,
+            num_accepted_tokens=num_accepted,
+            num_committed_tokens=num_committed,
+            draft_seconds=draft_seconds - proposal.catch_up_seconds,
+            verify_seconds=verify_seconds,
+            correction_seconds=self._watch.lap() - emission_seconds,
+            emission_seconds=emission_seconds,
+            catch_up_seconds=proposal.catch_up_seconds,
+        )
+        self.tally.add(outcome)
+        self._chooser.observe(outcome)
+
+    def _propose(self, action: Action, context: BlockContext) -> Proposal:
+        # the last of the tokens left needs no draft: the target's own token follows every accepted one
+        block_length = min(action.block_length, context.tokens_left - 1)
+        if action.source == NONE or block_length < 1:
+            return Proposal()
+        if action.source not in self._sources:
+            raise ExactnessError(f"the policy chose {action.source!r}, usable here are {context.sources or (NONE,)}")
+        try:
+            if action.source not in self._sessions:
+                self._sessions[action.source] = self._sources[action.source].start(self._draft_request)
+            proposal = self._sessions[action.source].propose(self._committed, block_length)
+        except DraftError as error:
+            self._note(f"{action.source} switched off: {error}")
+            del self._sources[action.source]
+            self._sessions.pop(action.source, None)
+            return Proposal()
+        if len(proposal.tokens) > block_length:
+            raise ExactnessError(
+                f"{action.source} proposed {len(proposal.tokens)} tokens when asked for {block_length}"
+            )
+        return proposal
+
+    def _commit_run(self, logits: Tensor, proposal: Proposal) -> tuple[int, int, int, float]:
+        """Choose and commit tokens position by position until a rejection, the bonus token, or the end.
+
+        Args:
+            logits: [k + 1, vocab_size], the target's, one row for each prefix that ends after a draft token.
+
+        Returns:
+            committed, accepted and judged tokens, and the seconds that stopping criteria and streamer took.
+        """
+        num_draft = len(proposal.tokens)
+        num_committed = num_accepted = num_judged = 0
+        emission_seconds = 0.0
+        for position in range(num_draft + 1):
+            raw = logits[position : position + 1].to(copy=True, dtype=torch.float32, device=self._answer.input_ids.device)
+            scores = self._processors(self._answer.input_ids, raw)
+            draft_token = proposal.tokens[position] if position < num_draft else None
+            draft_probs = proposal.draft_probs
+            selection: Selection = self._rule.select(
+                scores, draft_token, draft_probs[position] if draft_probs is not None and draft_token is not None else None
+            )
+            emission = Stopwatch()
+            self._answer.append(selection.token, raw, scores)
+            emission_seconds += emission.total()
+            self._committed.append(selection.token)
+            num_committed += 1
+            if draft_token is not None:
+                num_judged += 1
+                num_accepted += selection.is_accepted
+            if self._answer.is_finished or not selection.is_accepted:
+                break
+        return num_committed, num_accepted, num_judged, emission_seconds
+
+    def _note(self, text: str) -> None:
+        self.tally.notes.append(text)
+        warnings.warn(f"autospec: {text}", stacklevel=2)
+
+

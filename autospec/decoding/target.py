@@ -1,0 +1,109 @@
+"""The target during one request: its forwards, and a cache that always holds the committed prefix."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from autospec.caches import CACHE_KEYWORD, drop_last, find_cache, start_recording, stop_recording, why_not_rollback
+
+
+class TargetSession:
+    """Prefill once; then `forward`, choose, `commit`, and so on.
+
+    Between two calls the cache holds all committed tokens but the last, as transformers' own loop leaves it.
+
+    Args:
+        model: the target.
+        generation_config: as `generate` prepared it.
+        model_kwargs: as `generate` prepared them, the cache among them.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
+    ) -> None:
+        self._model = model
+        self._config = generation_config
+        self._kwargs = model_kwargs
+        self._outputs: Any = None
+        self._width = 1
+        self._is_recording = False
+        self.why_no_speculation: str | None = None
+
+    def prefill(self, input_ids: Tensor) -> Tensor:
+        """Run the prompt. Args: input_ids: [1, n]. Returns: logits of the next token, [1, vocab_size]."""
+        outputs = self._model._prefill(input_ids, self._config, self._kwargs, is_first_iteration=True)
+        self.why_no_speculation = why_not_rollback(find_cache(outputs))
+        return self._keep(outputs, width=1)
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """What transformers switches in the model between prefill and the end (expert kernels)."""
+        context: AbstractContextManager[None] = self._model._optimize_model_for_decode()
+        return context
+
+    def forward(self, input_ids: Tensor, num_draft_tokens: int) -> Tensor:
+        """Run the last committed token and the draft tokens after it.
+
+        Args:
+            input_ids: [1, n + num_draft_tokens], the committed tokens and the drafts.
+            num_draft_tokens: 0 is a plain step.
+
+        Returns:
+            logits, [num_draft_tokens + 1, vocab_size], in the model's dtype.
+        """
+        kwargs = self._kwargs
+        if num_draft_tokens:
+            self._record()
+            kwargs = _extended(kwargs, num_draft_tokens)
+        width = num_draft_tokens + 1
+        inputs = self._model.prepare_inputs_for_generation(input_ids, next_sequence_length=width, **kwargs)
+        if "logits_to_keep" in inputs:
+            inputs["logits_to_keep"] = width
+        return self._keep(self._model(**inputs, return_dict=True), width)
+
+    def commit(self, num_tokens: int) -> None:
+        """Keep what belongs to the last committed tokens but one; forget rejected drafts. Call after each forward."""
+        if self._is_recording:
+            drop_last(self._kwargs[CACHE_KEYWORD], self._width - num_tokens)
+        self._kwargs = self._model._update_model_kwargs_for_generation(
+            self._outputs, self._kwargs, is_encoder_decoder=False, num_new_tokens=num_tokens
+        )
+        self._outputs = None
+
+    def finish(self) -> Any | None:
+        """Hand the cache back in the state that `generate` leaves it in."""
+        cache = find_cache(self._kwargs)
+        if self._is_recording:
+            stop_recording(cache)
+        return cache
+
+    def _record(self) -> None:
+        if not self._is_recording:
+            start_recording(self._kwargs[CACHE_KEYWORD])
+            self._is_recording = True
+
+    def _keep(self, outputs: Any, width: int) -> Tensor:
+        logits: Tensor = outputs.logits[0, -width:]
+        outputs.logits = None  # may be [1, n, vocab_size] after prefill: let it go once the caller is done
+        self._outputs = outputs
+        self._width = width
+        return logits
+
+
+def _extended(kwargs: dict[str, Any], num_tokens: int) -> dict[str, Any]:
+    """Keyword arguments for a forward that runs `num_tokens` drafts beyond the committed prefix."""
+    kwargs = dict(kwargs)
+    if (mask := kwargs.get("attention_mask")) is not None:
+        kwargs["attention_mask"] = torch.cat([mask, mask.new_ones((mask.shape[0], num_tokens))], dim=-1)
+    if (positions := kwargs.get("position_ids")) is not None:
+        steps = torch.arange(1, num_tokens + 1, dtype=positions.dtype, device=positions.device)
+        kwargs["position_ids"] = torch.cat([positions, positions[..., -1:] + steps], dim=-1)
+    if (types := kwargs.get("token_type_ids")) is not None:
+        kwargs["token_type_ids"] = torch.cat([types, types[:, -1:].expand(-1, num_tokens)], dim=-1)
+    if (types := kwargs.get("mm_token_type_ids")) is not None:
+        kwargs["mm_token_type_ids"] = torch.cat([types, types.new_zeros((types.shape[0], num_tokens))], dim=-1)
+    return kwargs

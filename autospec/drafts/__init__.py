@@ -1,0 +1,32 @@
+"""Draft sources: what proposes tokens. `none` needs no object; it is always there."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autospec.drafts.assistant import Assistant as Assistant
+    from autospec.drafts.base import DraftRequest as DraftRequest
+    from autospec.drafts.base import DraftSession as DraftSession
+    from autospec.drafts.base import DraftSource as DraftSource
+    from autospec.drafts.base import Proposal as Proposal
+    from autospec.drafts.ngram import NGram as NGram
+    from autospec.drafts.registry import make_sources as make_sources
+
+_HOME = {
+    "Assistant": "assistant",
+    "DraftRequest": "base",
+    "DraftSession": "base",
+    "DraftSource": "base",
+    "NGram": "ngram",
+    "Proposal": "base",
+    "make_sources": "registry",
+}
+
+__all__ = ["Assistant", "DraftRequest", "DraftSession", "DraftSource", "NGram", "Proposal", "make_sources"]
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

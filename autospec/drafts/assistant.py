@@ -1,0 +1,168 @@
+"""A smaller causal model with the target's vocabulary drafts token by token."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autospec.caches import append, drop_last, new_cache, why_not_rollback
+from autospec.drafts.base import DraftRequest, Proposal
+from autospec.drafts.vocabulary import check_same_vocabulary, shared_ids
+from autospec.errors import ConfigurationError, DraftError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+_USUAL_BACKLOG = 2  # tokens a draft's cache lacks when it drafted the block before: the bonus token and the last draft
+
+
+class Assistant:
+    """Drafts with a smaller model.
+
+    Args:
+        model: a causal language model on the target's device. Its dtype may differ: drafts never change the output.
+        tokenizer: the model's tokenizer, to compare vocabularies by text; read from the model's own folder if None.
+        greedy: draft the likeliest token also when the target samples (a one-hot q).
+
+    Raises:
+        ConfigurationError: `model` is not a causal language model of transformers.
+    """
+
+    name = "assistant"
+
+    def __init__(self, model: PreTrainedModel, *, tokenizer: Any | None = None, greedy: bool = False) -> None:
+        if not hasattr(model, "get_output_embeddings") or not hasattr(model, "config"):
+            raise ConfigurationError(
+                f"Assistant({type(model).__name__}): a transformers causal language model is needed"
+            )
+        self.model = model
+        self.greedy = greedy
+        self._tokenizer = tokenizer if tokenizer is not None else _tokenizer_of(model)
+        self._num_ids: int | None = None
+
+    def attach(self, target: PreTrainedModel, tokenizer: Any | None) -> None:
+        if self.model.config.is_encoder_decoder:
+            raise DraftError(f"{type(self.model).__name__} is an encoder-decoder model and cannot draft")
+        if self.model.device != target.device:
+            raise DraftError(
+                f"the assistant is on {self.model.device}, the target on {target.device}: "
+                f"move it first, assistant.to({str(target.device)!r})"
+            )
+        if why := why_not_rollback(new_cache(self.model)):
+            raise DraftError(f"{type(self.model).__name__} cannot draft: {why}")
+        target_size, draft_size = _vocab_size(target), _vocab_size(self.model)
+        if tokenizer is not None and self._tokenizer is not None:
+            check_same_vocabulary(tokenizer, self._tokenizer)
+        elif target_size != draft_size:
+            raise DraftError(
+                f"the assistant has {draft_size} token ids, the target {target_size} (ids from "
+                f"{min(target_size, draft_size)} on are unknown to one of them): pass both tokenizers, "
+                "wrap(..., tokenizer=...) and Assistant(..., tokenizer=...), to compare them by text"
+            )
+        elif tokenizer is not None:
+            warnings.warn(
+                "the assistant's tokenizer is unknown, so its vocabulary is compared by size alone: "
+                "pass Assistant(model, tokenizer=...)",
+                stacklevel=2,
+            )
+        self._num_ids = shared_ids(tokenizer, self._tokenizer, target_size, draft_size)
+
+    def start(self, request: DraftRequest) -> AssistantSession:
+        num_ids = self._num_ids if self._num_ids is not None else min(request.vocab_size, _vocab_size(self.model))
+        return AssistantSession(self.model, request, num_ids, is_greedy=self.greedy or not request.do_sample)
+
+
+class AssistantSession:
+    """The assistant's cache for one request, always holding a prefix of the committed tokens plus its own drafts."""
+
+    def __init__(self, model: PreTrainedModel, request: DraftRequest, num_ids: int, *, is_greedy: bool) -> None:
+        self._model = model
+        self._request = request
+        self._num_ids = num_ids
+        self._is_greedy = is_greedy
+        self._cache = new_cache(model)
+        self._cached: list[int] = []  # tokens in the cache
+        self._num_agreed = 0  # of those, known to be committed
+
+    @torch.no_grad()
+    def propose(self, committed: Sequence[int], block_length: int) -> Proposal:
+        self._roll_back(committed)
+        catch_up_seconds = self._catch_up(committed)
+        randomness = self._request.randomness.fork() if self._request.is_paired else self._request.randomness
+        backlog = list(committed[len(self._cached) :])
+        prefix = torch.tensor([list(committed)], device=self._request.device)
+        tokens: list[int] = []
+        probs: list[Tensor] = []
+        for _ in range(block_length):
+            scores = self._scores(prefix, self._forward(backlog))
+            if not torch.isfinite(scores.amax()):
+                break  # the processors leave the draft nothing to say here
+            if self._is_greedy:
+                token = int(scores.argmax(dim=-1).item())
+            else:
+                draft_probs = scores.softmax(dim=-1)[0]
+                token = randomness.categorical(draft_probs)
+                probs.append(draft_probs)
+            tokens.append(token)
+            backlog = [token]
+            prefix = torch.cat([prefix, prefix.new_tensor([[token]])], dim=-1)
+        is_drawn = bool(probs) and not self._request.is_paired
+        return Proposal(tokens, torch.stack(probs) if is_drawn else None, catch_up_seconds)
+
+    def _roll_back(self, committed: Sequence[int]) -> None:
+        agreed = self._num_agreed
+        while agreed < min(len(self._cached), len(committed)) and self._cached[agreed] == committed[agreed]:
+            agreed += 1
+        agreed = min(agreed, len(committed) - 1)  # the last committed token is always run, for its logits
+        if agreed < len(self._cached):
+            drop_last(self._cache, len(self._cached) - agreed)
+            del self._cached[agreed:]
+        self._num_agreed = agreed
+
+    def _catch_up(self, committed: Sequence[int]) -> float:
+        """Run what other sources committed meanwhile, so that drafting costs what it always costs."""
+        if len(committed) - len(self._cached) <= _USUAL_BACKLOG:
+            return 0.0
+        started = time.perf_counter()
+        self._forward(list(committed[len(self._cached) : -1]))
+        self._num_agreed = len(self._cached)
+        return time.perf_counter() - started
+
+    def _forward(self, tokens: list[int]) -> Tensor:
+        """Append tokens to the cache. Returns: logits of the last one, [1, draft_vocab_size]."""
+        is_first = not self._cached
+        logits, self._cache = append(
+            self._model, torch.tensor([tokens], device=self._request.device), self._cache
+        )
+        if is_first and (why := why_not_rollback(self._cache)):
+            raise DraftError(f"{type(self._model).__name__} cannot draft: {why}")
+        drop_last(self._cache, 0)
+        self._cached.extend(tokens)
+        return logits.to(torch.float32)
+
+    def _scores(self, prefix: Tensor, logits: Tensor) -> Tensor:
+        """The draft's processed scores over the target's vocabulary. Args: prefix: [1, n]; logits: [1, draft_vocab]."""
+        if not torch.isfinite(logits.amax()):
+            raise DraftError("the assistant's logits are not finite (a half-precision overflow?)")
+        scores = logits.new_full((1, self._request.vocab_size), -torch.inf)
+        scores[:, : self._num_ids] = logits[:, : self._num_ids]
+        return self._request.processors(prefix, scores)
+
+
+def _vocab_size(model: PreTrainedModel) -> int:
+    return int(model.get_output_embeddings().weight.shape[0])
+
+
+def _tokenizer_of(model: PreTrainedModel) -> Any | None:
+    folder = Path(str(getattr(model, "name_or_path", "")))
+    if not str(folder) or not (folder / "tokenizer_config.json").is_file():
+        return None
+    from transformers import AutoTokenizer  # heavy: reads the tokenizer's files
+
+    return AutoTokenizer.from_pretrained(str(folder))

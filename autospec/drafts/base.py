@@ -1,0 +1,73 @@
+"""What every draft source is: a `DraftSource` that is shared, and one `DraftSession` per request that holds all state.
+
+Contracts (every source runs the same contract tests):
+
+- q contract: `Proposal.draft_probs` is exactly the distribution that each token was drawn from. A deterministic source
+  has a one-hot q, written as None.
+- non-anticipation: whether a token is submitted never depends on that token's own draw, nor on a later one.
+- a session ends with its request; nothing of it reaches the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from autospec.randomness import Randomness
+
+if TYPE_CHECKING:
+    from torch import Tensor, device
+    from transformers import LogitsProcessorList, PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """What a source may know about the request it drafts for."""
+
+    device: device
+    vocab_size: int  # of the target's logits
+    do_sample: bool
+    processors: LogitsProcessorList  # those of the target that are pure, for the draft's own logits
+    randomness: Randomness
+    is_paired: bool  # draw with the noise that the target will use; otherwise with noise of one's own
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Draft tokens of one block. `draft_probs` None: every token had probability 1 (one-hot q)."""
+
+    tokens: list[int] = field(default_factory=list)  # [k]
+    draft_probs: Tensor | None = None  # [k, vocab_size], float32
+    catch_up_seconds: float = 0.0  # spent on tokens committed by other sources; not part of drafting
+
+
+class DraftSession(Protocol):
+    """Drafts for one request."""
+
+    def propose(self, committed: Sequence[int], block_length: int) -> Proposal:
+        """Up to `block_length` tokens that may follow `committed`.
+
+        Args:
+            committed: prompt and answer so far, without padding; it only ever grows during a session.
+            block_length: at least 1.
+
+        Raises:
+            DraftError: the source cannot go on; it is switched off for the rest of the request.
+        """
+
+
+class DraftSource(Protocol):
+    """A kind of draft with its settings; holds no state of any request."""
+
+    name: str
+
+    def attach(self, target: PreTrainedModel, tokenizer: Any | None) -> None:
+        """Check that drafting for `target` is possible.
+
+        Raises:
+            DraftError: it is not, with the reason and the remedy.
+        """
+
+    def start(self, request: DraftRequest) -> DraftSession:
+        """A session for one request."""

@@ -1,0 +1,49 @@
+"""From names and objects, as users write them, to draft sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from autospec.drafts.base import DraftSource
+from autospec.drafts.ngram import NGram
+from autospec.errors import ConfigurationError
+from autospec.types import NONE
+
+BY_NAME: dict[str, Callable[[], DraftSource]] = {"ngram": NGram}
+NEEDS_OBJECT = {"assistant": "autospec.drafts.Assistant(model)"}
+
+
+def make_sources(drafts: Iterable[str | DraftSource]) -> dict[str, DraftSource]:
+    """The draft sources by name; `none` is always there and needs no entry.
+
+    Raises:
+        ConfigurationError: an unknown name, a name that needs an object, something that is no source, or two of a name.
+    """
+    if isinstance(drafts, str):
+        drafts = [drafts]
+    sources: dict[str, DraftSource] = {}
+    for draft in drafts:
+        source = _make(draft)
+        if source is None:
+            continue
+        if source.name in sources:
+            raise ConfigurationError(f"two draft sources are called {source.name!r}: give each its own name")
+        sources[source.name] = source
+    return sources
+
+
+def _make(draft: str | DraftSource) -> DraftSource | None:
+    if isinstance(draft, str):
+        if draft == NONE:
+            return None
+        if draft in NEEDS_OBJECT:
+            raise ConfigurationError(f"draft source {draft!r} needs a model: pass {NEEDS_OBJECT[draft]}")
+        if draft not in BY_NAME:
+            known = ", ".join([NONE, *sorted(BY_NAME), *NEEDS_OBJECT.values()])
+            raise ConfigurationError(f"unknown draft source {draft!r}: known are {known}")
+        return BY_NAME[draft]()
+    if not (isinstance(getattr(draft, "name", None), str) and callable(getattr(draft, "start", None))):
+        raise ConfigurationError(
+            f"{draft!r} is not a draft source: it needs a name and the methods attach and start (autospec.drafts.base)"
+        )
+    return draft
