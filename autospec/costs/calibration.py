@@ -1,0 +1,134 @@
+"""Measures the cost curves of a target and its draft sources, once, when a policy needs them."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import LogitsProcessorList
+
+from autospec.caches import append, drop_last, new_cache, why_not_rollback
+from autospec.costs.table import CostTable, Curve
+from autospec.drafts.base import DraftRequest, DraftSource
+from autospec.errors import DraftError
+from autospec.randomness import TorchRandomness
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+BLOCK_LENGTHS = (1, 2, 4, 8, 16)
+CONTEXTS = (64, 768)
+REPEATS = 5
+
+_log = logging.getLogger("autospec")
+
+
+def calibrate(
+    target: PreTrainedModel,
+    sources: Mapping[str, DraftSource],
+    *,
+    block_lengths: Sequence[int] = BLOCK_LENGTHS,
+    contexts: Sequence[int] = CONTEXTS,
+    repeats: int = REPEATS,
+) -> CostTable:
+    """Time verification for every block length and drafting for every source.
+
+    Widths are measured in turn, round after round, so that a slow moment of the machine touches all of them; the
+    median over the rounds is kept. Takes about repeats x contexts x (1 + block lengths) target steps.
+
+    Args:
+        target: the model that verifies.
+        sources: draft sources by name.
+        block_lengths: block lengths to measure, ascending.
+        contexts: context lengths in tokens; those beyond the target's window are left out.
+        repeats: rounds.
+    """
+    started = time.perf_counter()
+    window = getattr(target.config.get_text_config(), "max_position_embeddings", None) or max(contexts) * 2
+    fitting = [c for c in contexts if c + max(block_lengths) + 1 <= window] or [max(1, window - max(block_lengths) - 1)]
+    widths = (1, *(k + 1 for k in block_lengths))
+    with torch.no_grad():
+        verify = Curve(
+            tuple(fitting), widths, tuple(tuple(_verify_medians(target, c, widths, repeats)) for c in fitting)
+        )
+        drafts = {
+            name: Curve(
+                tuple(fitting),
+                tuple(block_lengths),
+                tuple(tuple(_draft_medians(target, source, c, block_lengths, repeats)) for c in fitting),
+            )
+            for name, source in sources.items()
+        }
+    _log.info("calibrated %s in %.1f s", type(target).__name__, time.perf_counter() - started)
+    return CostTable(tuple(block_lengths), verify, drafts)
+
+
+def _verify_medians(target: PreTrainedModel, context: int, widths: Sequence[int], repeats: int) -> list[float]:
+    tokens = _some_tokens(target, context + max(widths))
+    _, cache = append(target, tokens[:, :context], new_cache(target))
+    following = tokens[:, context:]
+    if why_not_rollback(cache):  # such a target is decoded plainly; only the plain step matters
+        return [_seconds(target, lambda: append(target, following[:, :1], cache))] * len(widths)
+
+    def verify(width: int) -> None:
+        append(target, following[:, :width], cache, logits_kept=width)
+        drop_last(cache, width)
+
+    return _medians(target, verify, widths, repeats)
+
+
+def _draft_medians(
+    target: PreTrainedModel, source: DraftSource, context: int, block_lengths: Sequence[int], repeats: int
+) -> list[float]:
+    request = DraftRequest(
+        device=target.device,
+        vocab_size=int(target.get_output_embeddings().weight.shape[0]),
+        do_sample=False,
+        processors=LogitsProcessorList(),
+        randomness=TorchRandomness(target.device),
+        is_paired=True,
+    )
+    session = source.start(request)
+    # a text that repeats itself, so that retrieval sources find something; it grows by a token with every proposal
+    committed = (_some_tokens(target, context // 2)[0].tolist() * 3)[:context]
+
+    def propose(block_length: int) -> None:
+        session.propose(committed, block_length)
+        committed.append(committed[-(context // 2)] if context >= 2 else committed[-1])
+
+    try:
+        return _medians(target, propose, block_lengths, repeats)
+    except DraftError as error:  # the source will be switched off in each request, with this reason in the record
+        _log.warning("draft source %s could not be timed: %s", source.name, error)
+        return [0.0] * len(block_lengths)
+
+
+def _medians(
+    target: PreTrainedModel, step: Callable[[int], None], sizes: Sequence[int], repeats: int
+) -> list[float]:
+    samples: dict[int, list[float]] = {size: [] for size in sizes}
+    for size in sizes:  # warm-up: allocations, first calls, the prefill of a draft's cache
+        step(size)
+    for _ in range(repeats):
+        for size in sizes:
+            samples[size].append(_seconds(target, lambda size=size: step(size)))  # type: ignore[misc]
+    return [statistics.median(samples[size]) for size in sizes]
+
+
+def _seconds(target: PreTrainedModel, step: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    step()
+    if target.device.type == "cuda":
+        torch.cuda.synchronize(target.device)
+    return time.perf_counter() - started
+
+
+def _some_tokens(target: PreTrainedModel, count: int) -> torch.Tensor:
+    """[1, count], the same every time, without touching the global generator."""
+    generator = torch.Generator().manual_seed(0)
+    size = int(target.get_input_embeddings().weight.shape[0])
+    return torch.randint(0, size, (1, max(1, count)), generator=generator).to(target.device)

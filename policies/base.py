@@ -1,0 +1,32 @@
+"""What every policy is: a rule that chooses an action before each block and learns from its outcome. No torch here."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from autospec.types import Action, BlockContext, BlockOutcome
+
+
+class Policy(Protocol):
+    """Chooses draft source and block length. Calls are serialised by the controller."""
+
+    name: str
+
+    def choose(self, context: BlockContext) -> Action:
+        """The action for the next block; its source is one of `context.sources` or `none`."""
+
+    def observe(self, outcome: BlockOutcome) -> None:
+        """Learn what the last block did."""
+
+
+class CostEstimates(Protocol):
+    """Seconds on the device at hand."""
+
+    block_lengths: tuple[int, ...]
+    """Block lengths worth choosing between, ascending, 0 not listed."""
+
+    def verify_seconds(self, num_tokens: int, context_tokens: int) -> float:
+        """One target forward over `num_tokens` tokens (drafts + 1) after a context."""
+
+    def draft_seconds(self, source: str, block_length: int, context_tokens: int) -> float:
+        """One proposal of `block_length` tokens."""
