@@ -1,0 +1,63 @@
+"""Where and with what requests run."""
+
+from __future__ import annotations
+
+import platform
+import socket
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from autospec.types import Deployment
+
+
+def describe_deployment(model: Any, drafts: Iterable[str]) -> Deployment:
+    """Host, device, target, dtype, drafts and versions of a wrapped model."""
+    return Deployment(
+        host=socket.gethostname(),
+        device=_device_name(model.device),
+        target=_model_name(model),
+        dtype=str(model.dtype).removeprefix("torch."),
+        drafts=tuple(sorted(drafts)),
+        versions={
+            "autospec": package_version(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+    )
+
+
+def package_version() -> str:
+    """The installed version of autospec, `0+unknown` in a bare checkout."""
+    try:
+        return version("autospec-decoding")
+    except PackageNotFoundError:
+        return "0+unknown"
+
+
+def _model_name(model: Any) -> str:
+    """The model's name without the folders of this machine."""
+    name = str(getattr(model, "name_or_path", "") or type(model).__name__)
+    return Path(name).name if Path(name).is_absolute() else name
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"cuda: {torch.cuda.get_device_name(device)}"
+    if device.type == "cpu":
+        return f"cpu: {_processor_name()}, {torch.get_num_threads()} threads"
+    return str(device)
+
+
+def _processor_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())

@@ -1,0 +1,277 @@
+"""`autospec.wrap(model)`: the model's own `generate` stays the call to make, and becomes speculative."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from autospec.calls import Call
+from autospec.controller import Controller
+from autospec.decoding.decoder import Decoder
+from autospec.decoding.support import CannotDecodeError
+from autospec.decoding.tally import Stopwatch, Tally
+from autospec.deployment import describe_deployment
+from autospec.drafts.base import DraftSource
+from autospec.drafts.registry import make_sources
+from autospec.errors import ConfigurationError
+from autospec.policies.base import CostEstimates, Policy
+from autospec.policies.registry import make_policy
+from autospec.segments import resolve
+from autospec.types import PhaseSeconds, RequestRecord
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from autospec.telemetry.recorder import Recorder
+
+SAMPLING = ("paired", "maximal")
+
+
+def wrap(
+    model: PreTrainedModel,
+    *,
+    tokenizer: Any | None = None,
+    drafts: Iterable[str | DraftSource] = ("ngram",),
+    policy: str | Policy = "auto",
+    store: str | None = None,
+    sampling: str = "paired",
+    run: str | None = None,
+) -> Speculator:
+    """Make `model.generate(...)` speculative until the returned object is closed.
+
+    Args:
+        model: a causal language model of transformers, the target.
+        tokenizer: the target's tokenizer; needed for stop strings and to compare an assistant's vocabulary by text.
+        drafts: draft sources, by name or as objects; `none` is always there.
+        policy: `auto`, `off`, `fixed:ngram:5`, or a policy object. `auto` measures the device first (seconds).
+        store: URL of the telemetry database, as in `sqlite:///autospec.db`; None keeps only `last_request`.
+        sampling: how drawn drafts are verified: `paired` gives the text that plain sampling gives from the same seed,
+            `maximal` accepts more often, with the same distribution.
+        run: a label for the requests of an experiment.
+
+    Raises:
+        ConfigurationError: an unknown or impossible option, or the model is wrapped already.
+        DraftError: a draft source cannot work with this target.
+        StoreError: the database cannot be used.
+    """
+    return Speculator(
+        model, tokenizer=tokenizer, drafts=drafts, policy=policy, store=store, sampling=sampling, run=run
+    )
+
+
+class Speculator:
+    """A wrapped model. Close it, or use it as a context manager, to get the original `generate` back."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        tokenizer: Any | None,
+        drafts: Iterable[str | DraftSource],
+        policy: str | Policy,
+        store: str | None,
+        sampling: str,
+        run: str | None,
+    ) -> None:
+        if not callable(getattr(model, "generate", None)):
+            raise ConfigurationError(f"wrap({type(model).__name__}): a transformers model with generate() is needed")
+        if isinstance(getattr(model.generate, "speculator", None), Speculator):
+            raise ConfigurationError("this model is wrapped already: close() the first speculator")
+        if sampling not in SAMPLING:
+            raise ConfigurationError(f"sampling={sampling!r}: known are {', '.join(SAMPLING)}")
+        self.model = model
+        self.tokenizer = tokenizer
+        self.sources = make_sources(drafts)
+        for source in self.sources.values():
+            source.attach(model, tokenizer)
+        self.policy = make_policy(policy, self.sources, self._measure_costs)
+        self.costs: CostEstimates | None = getattr(self.policy, "costs", None)
+        self.last_request: RequestRecord | None = None
+        self._sampling = sampling
+        self._controller = Controller(self.policy)
+        self._run = run
+        self._deployment = describe_deployment(model, self.sources)
+        self._is_control: ContextVar[bool] = ContextVar("autospec_control", default=False)
+        self._lock = threading.Lock()
+        self._warned: set[str] = set()
+        self._recorder: Recorder | None = None
+        if store is not None:
+            from autospec.telemetry.recorder import Recorder  # heavy: loads sqlalchemy
+
+            self._recorder = Recorder(store)
+        self._install()
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """What `model.generate` calls while the model is wrapped; takes and returns the same, and `segment=`."""
+        call = Call(self.model, args, kwargs)
+        segment = resolve(call.segment)
+        if call.arguments.get("custom_generate") is self.generate:
+            del call.arguments["custom_generate"]
+        request = _Running()
+        is_control = self._is_control.get()
+        reason = None if is_control else self._why_not(call)
+        decoder = Decoder(
+            segment=segment,
+            chooser=self._controller,
+            sources=self.sources,
+            sampling=self._sampling,
+            streamer=call.streamer,
+        )
+        error: BaseException | None = None
+        output: Any = None
+        try:
+            if reason is None and not is_control:
+                try:
+                    output = self._original(**call.for_decoder(decoder, self.tokenizer))
+                except CannotDecodeError as cannot:
+                    reason = str(cannot)
+            if reason is not None or is_control:
+                output = self._original(**call.for_original(self.tokenizer))
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            self._record(request, call, decoder, segment, output, reason, error, is_control=is_control)
+        return output
+
+    @contextmanager
+    def control(self) -> Iterator[None]:
+        """Calls inside the block run the original `generate`, timed and recorded as control."""
+        token = self._is_control.set(True)
+        try:
+            yield
+        finally:
+            self._is_control.reset(token)
+
+    def flush(self) -> None:
+        """Wait until everything recorded so far is in the database."""
+        if self._recorder is not None:
+            self._recorder.flush()
+
+    def close(self) -> None:
+        """Flush telemetry and give the model its own `generate` back. May be called twice."""
+        self._uninstall()
+        if self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None
+
+    def __enter__(self) -> Speculator:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """Where records go; None without a store or after `close`."""
+        return self._recorder
+
+    def _measure_costs(self) -> CostEstimates:
+        from autospec.costs.calibration import calibrate
+
+        return calibrate(self.model, self.sources)
+
+    def _install(self) -> None:
+        self._previous = vars(self.model).get("generate")
+        self._original = self.model.generate
+
+        @wraps(self._original)
+        def generate(*args: Any, **kwargs: Any) -> Any:
+            return self.generate(*args, **kwargs)
+
+        generate.speculator = self  # type: ignore[attr-defined]
+        self._installed = generate
+        self.model.generate = generate
+
+    def _uninstall(self) -> None:
+        if vars(self.model).get("generate") is not self._installed:
+            return
+        del self.model.generate
+        if self._previous is not None:
+            self.model.generate = self._previous
+
+    def _why_not(self, call: Call) -> str | None:
+        """What can be told from the call alone; the decoder finds the rest once the call is prepared."""
+        if call.arguments.get("custom_generate") is not None:
+            return "the call brings its own custom_generate"
+        if call.arguments.get("assistant_model") is not None:
+            return "the call brings its own assistant_model"
+        if self.model.config.is_encoder_decoder:
+            return "encoder-decoder models are decoded by transformers itself"
+        if call.arguments.get("synced_gpus"):
+            return "synced_gpus=True"
+        if call.setting("token_healing"):
+            return "token healing is left to transformers"
+        if call.lacks_tokenizer(self.tokenizer):
+            return "stop strings need a tokenizer"
+        return None
+
+    def _record(
+        self,
+        request: _Running,
+        call: Call,
+        decoder: Decoder,
+        segment: str,
+        output: Any,
+        reason: str | None,
+        error: BaseException | None,
+        *,
+        is_control: bool,
+    ) -> None:
+        total_seconds = request.watch.total()
+        tally = decoder.tally
+        if reason is not None or is_control:
+            tally = Tally()
+            seconds = PhaseSeconds(other=total_seconds)
+            prompt_tokens = call.prompt_tokens()
+            output_tokens = call.output_tokens(output, is_encoder_decoder=self.model.config.is_encoder_decoder)
+        else:
+            seconds = tally.phases(total_seconds)
+            prompt_tokens, output_tokens = decoder.prompt_tokens, decoder.output_tokens
+        if reason is not None and reason not in self._warned:
+            self._warned.add(reason)
+            warnings.warn(f"autospec: left to the original generate: {reason}", stacklevel=3)
+        record = RequestRecord(
+            request_id=request.id,
+            started_at=request.started_at,
+            segment=segment,
+            policy="off" if is_control else self.policy.name,
+            is_control=is_control,
+            do_sample=bool(call.setting("do_sample")),
+            decoding=call.describe(),
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            seconds=seconds,
+            blocks=tally.blocks,
+            num_draft_tokens=tally.num_draft_tokens,
+            num_judged_tokens=tally.num_judged_tokens,
+            num_accepted_tokens=tally.num_accepted_tokens,
+            acceptance_lengths=dict(tally.acceptance_lengths),
+            at_risk=tuple(tally.at_risk),
+            accepted=tuple(tally.accepted),
+            actions=dict(tally.actions),
+            fallback_reason=reason or "; ".join(tally.notes) or None,
+            error=f"{type(error).__name__}: {error}" if error is not None else None,
+            run=self._run,
+            deployment=self._deployment,
+        )
+        with self._lock:
+            self.last_request = record
+        if self._recorder is not None:
+            self._recorder.record(record)
+
+
+class _Running:
+    """When a request began, and its name."""
+
+    def __init__(self) -> None:
+        self.id = uuid.uuid4().hex
+        self.started_at = datetime.now(UTC)
+        self.watch = Stopwatch()
