@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 CACHE_KEYWORD: str = (
     "cache"
@@ -28,8 +28,14 @@ def find_cache(holder: Mapping[str, Any]) -> Any | None:
 
 
 def new_cache(model: PreTrainedModel) -> DynamicCache:
-    """An empty cache for `model` that can be rolled back."""
+    """An empty cache for `model` that can be rolled back over any number of forwards.
+
+    Layers with a sliding window get full ones: forgetful layers can be rolled back over one forward only. The masks
+    keep to the window all the same; the price is memory for the whole context.
+    """
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    if any(isinstance(layer, DynamicSlidingWindowLayer) for layer in cache.layers):
+        cache = DynamicCache()
     start_recording(cache)
     return cache
 

@@ -137,5 +137,3 @@ def _unset(arguments: dict[str, Any], model: Any, name: str) -> None:
         arguments[name] = None  # a keyword outranks the model's own config
     else:
         arguments.pop(name, None)
-
-

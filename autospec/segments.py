@@ -45,7 +45,9 @@ def clean(label: str) -> str:
     """
     if not isinstance(label, str):
         raise ConfigurationError(f"segment={label!r}: a text is needed")
-    cleaned = " ".join(re.sub(r"[^\S ]|[^\x20-\uffff\U00010000-\U0010ffff]|[\x7f-\x9f]", " ", label).split())[:MAX_LENGTH]
+    cleaned = " ".join(re.sub(r"[^\S ]|[^\x20-\uffff\U00010000-\U0010ffff]|[\x7f-\x9f]", " ", label).split())[
+        :MAX_LENGTH
+    ]
     if not cleaned:
         raise ConfigurationError(f"segment={label!r}: at least one visible character is needed")
     return cleaned

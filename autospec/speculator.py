@@ -61,9 +61,7 @@ def wrap(
         DraftError: a draft source cannot work with this target.
         StoreError: the database cannot be used.
     """
-    return Speculator(
-        model, tokenizer=tokenizer, drafts=drafts, policy=policy, store=store, sampling=sampling, run=run
-    )
+    return Speculator(model, tokenizer=tokenizer, drafts=drafts, policy=policy, store=store, sampling=sampling, run=run)
 
 
 class Speculator:
@@ -92,7 +90,6 @@ class Speculator:
         for source in self.sources.values():
             source.attach(model, tokenizer)
         self.policy = make_policy(policy, self.sources, self._measure_costs)
-        self.costs: CostEstimates | None = getattr(self.policy, "costs", None)
         self.last_request: RequestRecord | None = None
         self._sampling = sampling
         self._controller = Controller(self.policy)

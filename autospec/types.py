@@ -120,7 +120,7 @@ class RequestRecord:
     prompt_tokens: int
     output_tokens: int
     seconds: PhaseSeconds
-    blocks: int = 0  # prefill's own step included, as a block of `none`
+    blocks: int = 0  # prefill, which commits the first token, is no block
     num_draft_tokens: int = 0
     num_judged_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -143,9 +143,14 @@ class RequestRecord:
         return max(self.actions, key=lambda label: (self.actions[label], label)) if self.actions else None
 
     @property
+    def block_tokens(self) -> int:
+        """Tokens committed by blocks, +1 included."""
+        return sum(length * blocks for length, blocks in self.acceptance_lengths.items())
+
+    @property
     def mean_acceptance_length(self) -> float | None:
         """Tokens committed per block, +1 included; None when no block ran."""
-        return self.output_tokens / self.blocks if self.blocks else None
+        return self.block_tokens / self.blocks if self.blocks else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,8 @@ class AcceptanceModel:
         own_rate = _shrunk(float(own.accepted.sum()), float(own.at_risk.sum()), broad_rate, self._strength)
         rates = _shrunk(own.accepted, own.at_risk, own_rate, self._strength)
         positions = np.minimum(np.arange(block_length), MAX_POSITIONS - 1)
-        return np.cumprod(rates[positions])
+        survival: NDArray[np.float64] = np.cumprod(rates[positions])
+        return survival
 
     def hit_rate(self, segment: str, source: str) -> float:
         """Probability that the source has anything to propose."""

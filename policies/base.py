@@ -22,8 +22,9 @@ class Policy(Protocol):
 class CostEstimates(Protocol):
     """Seconds on the device at hand."""
 
-    block_lengths: tuple[int, ...]
-    """Block lengths worth choosing between, ascending, 0 not listed."""
+    @property
+    def block_lengths(self) -> tuple[int, ...]:
+        """Block lengths worth choosing between, ascending, 0 not listed."""
 
     def verify_seconds(self, num_tokens: int, context_tokens: int) -> float:
         """One target forward over `num_tokens` tokens (drafts + 1) after a context."""

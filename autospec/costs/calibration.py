@@ -107,9 +107,7 @@ def _draft_medians(
         return [0.0] * len(block_lengths)
 
 
-def _medians(
-    target: PreTrainedModel, step: Callable[[int], None], sizes: Sequence[int], repeats: int
-) -> list[float]:
+def _medians(target: PreTrainedModel, step: Callable[[int], None], sizes: Sequence[int], repeats: int) -> list[float]:
     samples: dict[int, list[float]] = {size: [] for size in sizes}
     for size in sizes:  # warm-up: allocations, first calls, the prefill of a draft's cache
         step(size)

@@ -148,12 +148,16 @@ class Loop:
         num_committed = num_accepted = num_judged = 0
         emission_seconds = 0.0
         for position in range(num_draft + 1):
-            raw = logits[position : position + 1].to(copy=True, dtype=torch.float32, device=self._answer.input_ids.device)
+            raw = logits[position : position + 1].to(
+                copy=True, dtype=torch.float32, device=self._answer.input_ids.device
+            )
             scores = self._processors(self._answer.input_ids, raw)
             draft_token = proposal.tokens[position] if position < num_draft else None
             draft_probs = proposal.draft_probs
             selection: Selection = self._rule.select(
-                scores, draft_token, draft_probs[position] if draft_probs is not None and draft_token is not None else None
+                scores,
+                draft_token,
+                draft_probs[position] if draft_probs is not None and draft_token is not None else None,
             )
             emission = Stopwatch()
             self._answer.append(selection.token, raw, scores)
@@ -170,5 +174,3 @@ class Loop:
     def _note(self, text: str) -> None:
         self.tally.notes.append(text)
         warnings.warn(f"autospec: {text}", stacklevel=2)
-
-

@@ -69,5 +69,6 @@ def check_prompt(model: PreTrainedModel, input_ids: Tensor) -> None:
     window = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     if isinstance(window, int) and prompt_tokens > window:
         raise ConfigurationError(
-            f"the prompt has {prompt_tokens} tokens, the context window of {type(model).__name__} is {window}: shorten it"
+            f"the prompt has {prompt_tokens} tokens, the context window of {type(model).__name__} is {window}: "
+            "shorten it"
         )

@@ -120,7 +120,7 @@ class AssistantSession:
         while agreed < min(len(self._cached), len(committed)) and self._cached[agreed] == committed[agreed]:
             agreed += 1
         agreed = min(agreed, len(committed) - 1)  # the last committed token is always run, for its logits
-        if agreed < len(self._cached):
+        if self._cached:  # once per proposal, also for nothing: layers that forget are trimmed by it, and only then
             drop_last(self._cache, len(self._cached) - agreed)
             del self._cached[agreed:]
         self._num_agreed = agreed
@@ -137,12 +137,9 @@ class AssistantSession:
     def _forward(self, tokens: list[int]) -> Tensor:
         """Append tokens to the cache. Returns: logits of the last one, [1, draft_vocab_size]."""
         is_first = not self._cached
-        logits, self._cache = append(
-            self._model, torch.tensor([tokens], device=self._request.device), self._cache
-        )
+        logits, self._cache = append(self._model, torch.tensor([tokens], device=self._request.device), self._cache)
         if is_first and (why := why_not_rollback(self._cache)):
             raise DraftError(f"{type(self._model).__name__} cannot draft: {why}")
-        drop_last(self._cache, 0)
         self._cached.extend(tokens)
         return logits.to(torch.float32)
 
@@ -152,7 +149,8 @@ class AssistantSession:
             raise DraftError("the assistant's logits are not finite (a half-precision overflow?)")
         scores = logits.new_full((1, self._request.vocab_size), -torch.inf)
         scores[:, : self._num_ids] = logits[:, : self._num_ids]
-        return self._request.processors(prefix, scores)
+        processed: Tensor = self._request.processors(prefix, scores)
+        return processed
 
 
 def _vocab_size(model: PreTrainedModel) -> int:

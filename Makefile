@@ -1,0 +1,103 @@
+# `make demo` shows what autospec does, `make test` checks it. Both need python3 >= 3.11 (with venv and pip) and make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL := smollm2-135m
+TORCH := 2.13.0
+COMPAT := .venv-compat
+
+export PIP_NO_INPUT := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
+export CUSTOM_COMPILE_COMMAND := make lock
+
+PIP := $(BIN)/python -m pip -qq
+PYTHON_VERSION := $(shell $(PYTHON) -c 'import platform; print(platform.python_version())' 2>/dev/null)
+
+# Stamps: what is newer than its stamp is installed again, and another Python starts over.
+PYTHON_READY := $(VENV)/.python-$(PYTHON_VERSION)
+RUNTIME_READY := $(VENV)/.runtime
+DEV_READY := $(VENV)/.dev
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PRECIOUS: $(COMPAT)/%/.ready
+.PHONY: help setup demo test test-compat lint format types lock model clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(DEV_READY) ## make .venv with autospec and the development tools
+
+demo: model ## speed up a small model on this machine and show what was gained (runtime packages only)
+	$(BIN)/autospec demo
+
+test: $(DEV_READY) lint types model ## lint, format check, types, import contracts, all tests
+	$(BIN)/python -m pytest
+
+test-compat: compat-5.17 ## the decoder's tests on transformers 5.17 and on the newest 5.x
+	@newest=$$($(PIP) install --dry-run --ignore-installed --no-deps --report - 'transformers<6' | $(BIN)/python -c \
+	  'import json, sys; print(json.load(sys.stdin)["install"][0]["metadata"]["version"])' 2>/dev/null) \
+	  || { echo "make test-compat: cannot ask the package index for the newest transformers 5.x"; exit 1; }; \
+	if grep -q "^transformers==$$newest " requirements.lock; then \
+	  echo "transformers $$newest is the newest 5.x and the locked one: make test covers it"; \
+	else $(MAKE) --no-print-directory "compat-$$newest"; fi
+
+lint: $(DEV_READY) ## ruff, format check, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+format: $(DEV_READY) ## let ruff fix and format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(DEV_READY) ## mypy, strict
+	$(BIN)/mypy
+
+# torch stays at a release that has a CPU build; its local label (+cpu) exists on few indexes, so it is taken off.
+lock: $(DEV_READY) ## resolve both lock files from pyproject.toml (UPGRADE=1: to the newest releases)
+	$(BIN)/pip-compile $(LOCK_OPTIONS) --output-file requirements.lock pyproject.toml
+	sed -i "s/^\(torch==[0-9.]*\)+cpu/\1    /" requirements.lock
+	$(BIN)/pip-compile $(LOCK_OPTIONS) --extra dashboard --extra postgres --extra dev --constraint requirements.lock \
+	  --output-file requirements-dev.lock pyproject.toml
+	sed -i "s/^\(torch==[0-9.]*\)+cpu/\1    /" requirements-dev.lock
+LOCK_OPTIONS = --quiet --strip-extras --allow-unsafe --annotation-style line --no-emit-options --no-emit-index-url \
+  --no-emit-find-links --no-emit-trusted-host $(if $(UPGRADE),--upgrade) --upgrade-package torch==$(TORCH)
+
+clean: ## remove environments, caches and build output (the fetched model stays in the user's cache)
+	rm -rf $(VENV) $(COMPAT) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find autospec policies telemetry tests experiments -name __pycache__ -prune -exec rm -rf {} +
+
+model: $(RUNTIME_READY)
+	$(BIN)/autospec models fetch $(MODEL)
+
+$(PYTHON_READY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "autospec needs Python 3.11 or \
+	newer, and $(PYTHON) is $(or $(PYTHON_VERSION),not there): say make PYTHON=/path/to/python3.11"; exit 1; }
+	@test "$$($(BIN)/python -c 'import pip, platform; print(platform.python_version())' 2>/dev/null)" = "$(PYTHON_VERSION)" \
+	  || $(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(RUNTIME_READY): requirements.lock pyproject.toml $(PYTHON_READY)
+	$(PIP) install --requirement requirements.lock
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(DEV_READY): requirements-dev.lock $(RUNTIME_READY)
+	$(PIP) install --requirement requirements-dev.lock
+	@touch $@
+
+# A small environment in front of the main one: pip installs what that transformers needs otherwise, and nothing else.
+$(COMPAT)/%/.ready: $(DEV_READY)
+	rm -rf $(@D)
+	$(PYTHON) -m venv --without-pip $(@D)
+	path='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	  printf '%s\n' "$$($(BIN)/python -c "$$path")" "$(CURDIR)" > "$$($(@D)/bin/python -c "$$path")/main.pth"
+	$(@D)/bin/python -m pip -qq install 'transformers==$*.*'
+	@touch $@
+
+compat-%: $(COMPAT)/%/.ready model
+	@$(COMPAT)/$*/bin/python -c 'import transformers; print("decoder tests on transformers", transformers.__version__)'
+	$(COMPAT)/$*/bin/python -m pytest tests -m compat

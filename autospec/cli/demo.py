@@ -1,0 +1,116 @@
+"""`autospec demo`: the main job."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from autospec.cli.report import load_report, print_report
+
+
+@click.command(name="demo")
+@click.option("--target", default="smollm2-135m", show_default=True, show_envvar=True, help="Model folder or hub id.")
+@click.option("--assistant", default=None, show_envvar=True, help="A smaller model with the same tokenizer, to draft.")
+@click.option(
+    "--policy", default="auto", show_default=True, show_envvar=True, help="auto, off, or fixed:SOURCE:LENGTH."
+)
+@click.option(
+    "--store",
+    default="sqlite:///autospec-demo.db",
+    show_default=True,
+    show_envvar=True,
+    help="Telemetry database; runs are added to it.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["bfloat16", "float32", "float16"]),
+    default="bfloat16",
+    show_default=True,
+    show_envvar=True,
+    help="Number format of the models.",
+)
+@click.option(
+    "--prompts",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    default=None,
+    show_envvar=True,
+    help="JSONL with messages or prompt, segment, max_new_tokens; the demonstration's own if left out.",
+)
+@click.option("--limit", type=click.IntRange(min=1), default=None, show_envvar=True, help="Prompts of each segment.")
+@click.option("--seed", type=int, default=0, show_default=True, show_envvar=True, help="Seed of the sampled answers.")
+@click.option(
+    "--html",
+    "html_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("autospec-demo.html"),
+    show_default=True,
+    show_envvar=True,
+    help="Where the report page is written.",
+)
+@click.option("--json", "as_json", is_flag=True, show_envvar=True, help="Print one JSON object instead of the table.")
+def command(
+    target: str,
+    assistant: str | None,
+    policy: str,
+    store: str,
+    dtype: Literal["bfloat16", "float32", "float16"],
+    prompts: Path | None,
+    limit: int | None,
+    seed: int,
+    html_path: Path,
+    as_json: bool,
+) -> None:
+    """Decode demonstration prompts plainly and under a policy, and print what it brought by segment.
+
+    Each prompt is answered greedily and sampled, each time by the model's own generate (control) and speculatively, in
+    alternating order. All numbers are measured now, on this machine.
+    """
+    from autospec import models
+    from autospec.data import load_prompts
+    from autospec.demo import new_run_name, run_demo
+    from autospec.telemetry.store import Store
+
+    chosen = load_prompts(prompts)
+    if limit is not None:
+        chosen = _first_of_each_segment(chosen, limit)
+    Store(store).close()  # an unusable database is better known before minutes of work
+    model, tokenizer = models.load(target, dtype=dtype)
+    drafts: list[Any] = ["ngram"]
+    if assistant is not None:
+        from autospec.drafts import Assistant
+
+        small_model, small_tokenizer = models.load(assistant, dtype=dtype)
+        drafts.append(Assistant(small_model, tokenizer=small_tokenizer))
+    run = new_run_name()
+    run_demo(
+        model,
+        tokenizer,
+        chosen,
+        store=store,
+        run=run,
+        drafts=drafts,
+        policy=policy,
+        seed=seed,
+        show_progress=sys.stderr.isatty() or not as_json,
+    )
+    print_report(load_report(store, run, ("segment",)), as_json, html_path)
+    notes = [
+        f"database: {store} (run {run})",
+        f"report:   {html_path}",
+        f"again:    autospec report --store {store} --run {run}",
+    ]
+    for note in notes:
+        click.echo(note, err=as_json)
+
+
+def _first_of_each_segment(prompts: list[Any], limit: int) -> list[Any]:
+    seen: dict[str, int] = {}
+    chosen = []
+    for prompt in prompts:
+        seen[prompt.segment] = seen.get(prompt.segment, 0) + 1
+        if seen[prompt.segment] <= limit:
+            chosen.append(prompt)
+    return chosen

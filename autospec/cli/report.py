@@ -1,0 +1,66 @@
+"""`autospec report`: what speculation did, by segment, from the database."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from autospec.telemetry.report import Report
+
+
+@click.command(name="report")
+@click.option("--store", required=True, show_envvar=True, help="Telemetry database, as in sqlite:///autospec.db.")
+@click.option("--run", default=None, show_envvar=True, help="Only requests with this label; `last` for the newest.")
+@click.option(
+    "--by",
+    default="segment",
+    show_default=True,
+    show_envvar=True,
+    help="Comma-separated groups: segment, decoding, policy, device.",
+)
+@click.option("--json", "as_json", is_flag=True, show_envvar=True, help="Print one JSON object.")
+@click.option(
+    "--html",
+    "html_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    show_envvar=True,
+    help="Also write the report as one self-contained page.",
+)
+def command(store: str, run: str | None, by: str, as_json: bool, html_path: Path | None) -> None:
+    """Print speed-up and slow-down by segment against the control, from a telemetry database."""
+    print_report(
+        load_report(store, run, tuple(part.strip() for part in by.split(",") if part.strip())), as_json, html_path
+    )
+
+
+def load_report(store: str, run: str | None, group_by: tuple[str, ...]) -> Report:
+    """The report of a database, opened read-only."""
+    from autospec.errors import ConfigurationError
+    from autospec.telemetry.report import build_report
+    from autospec.telemetry.store import Store
+
+    with Store(store, readonly=True) as opened:
+        if run is not None:
+            runs = opened.runs()
+            run = runs[-1] if run == "last" and runs else run
+            if run not in runs:
+                raise ConfigurationError(f"run {run!r} is not in {store}: known are {', '.join(runs) or 'none'}")
+        return build_report(opened.requests(run=run), opened.comparisons(run=run), group_by=group_by)
+
+
+def print_report(report: Report, as_json: bool, html_path: Path | None) -> None:
+    """Print to stdout, and to a page if asked."""
+    from autospec.errors import AutospecError
+    from autospec.telemetry.report import to_dict, to_html, to_text
+
+    if html_path is not None:
+        try:
+            html_path.write_text(to_html(report), encoding="utf-8")
+        except OSError as error:
+            raise AutospecError(f"cannot write {html_path}: {error.strerror}") from error
+    click.echo(json.dumps(to_dict(report)) if as_json else to_text(report), nl=as_json)

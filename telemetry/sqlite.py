@@ -1,0 +1,175 @@
+"""SQLite: WAL, writes that take their lock at once, and a file that is looked at before it is touched.
+
+A file is only ever opened through the sqlite3 library: closing any other handle on it would drop the locks that this
+process holds on it (https://sqlite.org/howtocorrupt.html, section 2.2).
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Engine, QueuePool, StaticPool, create_engine, event
+
+from autospec.errors import StoreError
+from autospec.telemetry.migrate import migrate, needs_migration
+from autospec.telemetry.schema import APPLICATION_ID, VERSION_TABLE
+
+BUSY_SECONDS = 10.0
+WRITE = "autospec_write"
+"""Execution option of connections that write: their transaction begins with BEGIN IMMEDIATE. A deferred one that reads
+first and writes later fails at once, without waiting, when another process wrote in between."""
+
+
+def open_memory() -> Engine:
+    """A database that lives as long as the engine, on one shared connection."""
+    engine = create_engine(
+        "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False, "isolation_level": None}
+    )
+    event.listen(engine, "begin", _begin)
+    with engine.execution_options(**{WRITE: True}).begin() as connection:
+        migrate(connection)
+    return engine
+
+
+def open_file(path: Path, *, readonly: bool) -> Engine:
+    """An engine on the file, created or migrated if need be.
+
+    Args:
+        path: absolute path of the database file.
+        readonly: write nothing, and require a file that is up to date.
+
+    Raises:
+        StoreError: the file or its folder cannot be used, or it is not ours. The file is then as it was.
+    """
+    check_file(path, readonly=readonly)
+    tables, revision = _examine(path) if path.exists() else (frozenset[str](), None)
+    outdated = needs_migration(tables, revision, str(path), readonly=readonly)
+    engine = create_engine("sqlite://", poolclass=QueuePool, creator=lambda: _connect(path, "ro" if readonly else "rw"))
+    event.listen(engine, "begin", _begin)
+    if readonly:
+        return engine
+    if outdated:
+        try:
+            _connect(path, "rwc").close()
+        except sqlite3.Error as error:
+            raise _unusable(path, error) from error
+        try:
+            _create(engine)
+        except BaseException:
+            engine.dispose()
+            raise
+    _switch_to_wal(path)
+    return engine
+
+
+def check_file(path: Path, *, readonly: bool) -> None:
+    """Refuses what cannot be a database of ours for reasons of the file system alone."""
+    folder = path.parent
+    if not folder.is_dir():
+        raise StoreError(f"the folder {str(folder)!r} of the telemetry database does not exist: create it first")
+    if path.is_dir():
+        raise StoreError(f"{path} is a folder: give the path of a database file in it")
+    if not path.exists():
+        if readonly:
+            raise StoreError(f"there is no telemetry database at {path}: record into it first, or give another path")
+    elif not os.access(path, os.R_OK):
+        raise StoreError(f"{path} cannot be read: change its permissions, or give another path")
+    elif not readonly and not os.access(path, os.W_OK):
+        raise StoreError(f"{path} cannot be written to: change its permissions, or give another path")
+    if not readonly and not os.access(folder, os.W_OK):
+        raise StoreError(
+            f"the folder {str(folder)!r} cannot be written to, and SQLite keeps its log beside the database: "
+            "change its permissions, or give another path"
+        )
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    """A connection in autocommit (SQLAlchemy's `begin` event starts transactions), set up as every one here is.
+
+    Mode `ro` never writes. While a log (-wal) exists, somebody writes or crashed, and SQLite's own `ro` leaves it as
+    it is; without one, SQLite's `ro` would leave a log behind that the owner may be unable to use.
+    """
+    wanted = mode
+    if mode == "ro" and not path.with_name(path.name + "-wal").exists():
+        wanted = "rw" if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK) else "ro&immutable=1"
+    connection = sqlite3.connect(
+        f"file:{quote(str(path))}?mode={wanted}",
+        uri=True,
+        timeout=BUSY_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,  # the pool hands a connection to one thread at a time
+    )
+    try:
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        if mode == "ro":
+            connection.execute("PRAGMA query_only = ON")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _begin(connection: Connection) -> None:
+    writes = connection.get_execution_options().get(WRITE, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _examine(path: Path) -> tuple[frozenset[str], str | None]:
+    """The file's tables and our revision in it, read without changing it."""
+    try:
+        connection = _connect(path, "ro")
+        try:
+            application_id = connection.execute("PRAGMA application_id").fetchone()[0]
+            found = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
+            tables = frozenset(str(name) for (name,) in found if not str(name).startswith("sqlite_"))
+            revision = None
+            if VERSION_TABLE in tables:
+                row = connection.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchone()
+                revision = str(row[0]) if row else None
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise _unusable(path, error) from error
+    if application_id not in (0, APPLICATION_ID):
+        raise StoreError(
+            f"{path} belongs to another application (SQLite application_id {application_id:#x}): "
+            "give autospec a database of its own; nothing was changed"
+        )
+    return tables, revision
+
+
+def _create(engine: Engine) -> None:
+    """Creates or migrates under the write lock. If another process did it meanwhile, Alembic does nothing."""
+    with engine.execution_options(**{WRITE: True}).begin() as connection:
+        connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
+        migrate(connection)
+
+
+def _switch_to_wal(path: Path) -> None:
+    """Switches the journal mode, which the file remembers. SQLite does not wait for other connections here: we do."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    connection = _connect(path, "rw")
+    try:
+        while connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                break  # a file system without shared memory keeps its own mode, which works too
+            except sqlite3.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+    except sqlite3.Error as error:
+        raise _unusable(path, error) from error
+    finally:
+        connection.close()
+
+
+def _unusable(path: Path, error: sqlite3.Error) -> StoreError:
+    if getattr(error, "sqlite_errorname", "") == "SQLITE_NOTADB":
+        return StoreError(f"{path} is not a SQLite database: give another path; the file was not changed")
+    return StoreError(f"{path} cannot be used as a telemetry database ({error}): check the file, or give another path")

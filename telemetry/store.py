@@ -1,0 +1,298 @@
+"""The telemetry database: one class for SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy import Connection, Engine, Pool, Table, func, select
+from sqlalchemy.dialects import postgresql as postgresql_dialect
+from sqlalchemy.dialects import sqlite as sqlite_dialect
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
+from sqlalchemy.orm import Session
+from sqlalchemy.sql.dml import Insert
+
+from autospec.errors import ConfigurationError, StoreError
+from autospec.telemetry import codec, postgres, sqlite
+from autospec.telemetry.schema import Base, ComparisonRow, DeploymentRow, RequestRow
+from autospec.telemetry.urls import parse_url, shown_url
+from autospec.types import Comparison, RequestRecord
+
+PAGE_ROWS = 1_000
+RETRY_SECONDS = 10.0
+FORK_SECONDS = 2.0
+
+
+class Store:
+    """Requests and comparisons in a database. Threads and forked children may share one store.
+
+    Args:
+        url: `sqlite:///file.db` (relative to the working directory), `sqlite://` (in memory), or
+            `postgresql+psycopg://user@host/database`; plain `postgresql://` means the same.
+        readonly: open without writing; the database must exist and be up to date.
+
+    Raises:
+        ConfigurationError: the URL is of another kind, or PostgreSQL's driver is missing.
+        StoreError: the database cannot be used: unreachable, unwritable, of another application, or of a newer
+            autospec. It is then as it was.
+    """
+
+    def __init__(self, url: str, *, readonly: bool = False) -> None:
+        self._url = parse_url(url)
+        self.readonly = readonly
+        self.url = shown_url(self._url)
+        self._is_memory = self._url.get_backend_name() == "sqlite" and self._url.database is None
+        if self._is_memory and readonly:
+            raise StoreError("an in-memory database is empty when it is opened: readonly needs a file or a server")
+        self._is_file = self._url.get_backend_name() == "sqlite" and not self._is_memory
+        self._lock = threading.RLock()  # in memory all threads share one connection; in a file one writes at a time
+        self._engine: Engine | None = self._open()
+        _stores.add(self)
+
+    def add(self, records: Sequence[RequestRecord], comparisons: Sequence[Comparison] = ()) -> None:
+        """Writes all of them in one transaction. What is already there is skipped, so writing twice is harmless.
+
+        Args:
+            records: requests; one is known by its `request_id`.
+            comparisons: comparisons; one is known by its pair of requests, which may be written later.
+
+        Raises:
+            ConfigurationError: a record cannot be stored as it is; nothing was written.
+            StoreError: the database cannot be used; nothing was written.
+        """
+        if self.readonly:
+            raise StoreError(f"{self.url} was opened for reading only: open it without readonly=True to write")
+        if not records and not comparisons:
+            return
+        deployments = {}
+        for record in records:
+            if record.deployment is not None:
+                row = codec.deployment_to_row(record.deployment)
+                deployments[row["fingerprint"]] = row
+        deadline = time.monotonic() + RETRY_SECONDS
+        while True:
+            try:
+                with self._transaction(write=True) as connection:
+                    self._insert(connection, records, comparisons, deployments)
+                return
+            except StoreError as error:
+                if not _is_passing(error.__cause__) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+
+    def requests(
+        self, run: str | None = None, segment: str | None = None, since: datetime | None = None
+    ) -> Iterator[RequestRecord]:
+        """The requests in the order in which they were written, read in short transactions.
+
+        Args:
+            run: only those of this experiment or demonstration.
+            segment: only those of this segment.
+            since: only those started at this time or later; an aware datetime.
+
+        Raises:
+            ConfigurationError: `since` has no time zone.
+            StoreError: the database cannot be read.
+        """
+        if since is not None and since.tzinfo is None:
+            raise ConfigurationError(f"since={since!r} has no time zone: give an aware datetime")
+        query = select(RequestRow, DeploymentRow).join(DeploymentRow, isouter=True)
+        if run is not None:
+            query = query.where(RequestRow.run == codec.clean_text(run))
+        if segment is not None:
+            query = query.where(RequestRow.segment == codec.clean_text(segment))
+        if since is not None:
+            query = query.where(RequestRow.started_at >= since)
+
+        def pages() -> Iterator[RequestRecord]:
+            last = 0
+            while True:
+                page = query.where(RequestRow.id > last).order_by(RequestRow.id).limit(PAGE_ROWS)
+                with self._transaction() as connection, Session(connection) as session:
+                    rows = session.execute(page).all()
+                    found = [
+                        codec.row_to_request(row, None if place is None else codec.row_to_deployment(place))
+                        for row, place in rows
+                    ]
+                    last = rows[-1][0].id if rows else last
+                yield from found
+                if len(found) < PAGE_ROWS:
+                    return
+
+        return pages()
+
+    def comparisons(self, run: str | None = None) -> list[Comparison]:
+        """The comparisons, in the order in which they were written.
+
+        Args:
+            run: only those whose request (not its control) belongs to this run.
+
+        Raises:
+            StoreError: the database cannot be read.
+        """
+        query = select(ComparisonRow).order_by(ComparisonRow.id)
+        if run is not None:
+            query = query.join(RequestRow, RequestRow.request_id == ComparisonRow.request_id)
+            query = query.where(RequestRow.run == codec.clean_text(run))
+        with self._transaction() as connection, Session(connection) as session:
+            return [codec.row_to_comparison(row) for row in session.scalars(query)]
+
+    def runs(self) -> list[str]:
+        """The labels of all runs, the one with the newest request last."""
+        newest = func.max(RequestRow.started_at)
+        query = select(RequestRow.run).where(RequestRow.run.is_not(None)).group_by(RequestRow.run)
+        with self._transaction() as connection:
+            return [str(label) for label in connection.scalars(query.order_by(newest, RequestRow.run))]
+
+    def count(self) -> int:
+        """The number of requests."""
+        with self._transaction() as connection:
+            return connection.scalar(select(func.count()).select_from(RequestRow)) or 0
+
+    def close(self) -> None:
+        """Closes all connections. A closed store cannot be used again; closing twice is harmless."""
+        with self._lock:
+            engine, self._engine = self._engine, None
+        _stores.discard(self)
+        if engine is not None:
+            engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Store({self.url!r}{', readonly=True' if self.readonly else ''})"
+
+    def _open(self) -> Engine:
+        with self._errors():
+            if self._is_memory:
+                return sqlite.open_memory()
+            if self._url.get_backend_name() == "sqlite":
+                return sqlite.open_file(Path(self._url.database or ""), readonly=self.readonly)
+            return postgres.open_server(self._url, readonly=self.readonly)
+
+    @contextmanager
+    def _transaction(self, *, write: bool = False) -> Iterator[Connection]:
+        with self._errors(), self._lock if self._is_memory or (self._is_file and write) else nullcontext():
+            engine = self._engine
+            if engine is None:
+                raise StoreError(f"{self.url} was closed: open a new Store")
+            if self._is_memory and engine in _orphans:
+                engine = self._engine = self._open()
+            with engine.execution_options(**{sqlite.WRITE: write}).begin() as connection:
+                yield connection
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turns the database's errors into ours, in one line."""
+        try:
+            yield
+        except (DataError, IntegrityError, OverflowError) as error:
+            raise ConfigurationError(f"a record cannot be stored in {self.url}: {_one_line(error)}") from error
+        except SQLAlchemyError as error:
+            raise StoreError(
+                f"the telemetry database {self.url} cannot be used: {_one_line(error)}; check that it can be reached"
+            ) from error
+
+    def _insert(
+        self,
+        connection: Connection,
+        records: Sequence[RequestRecord],
+        comparisons: Sequence[Comparison],
+        deployments: dict[str, dict[str, Any]],
+    ) -> None:
+        ids: dict[str, int] = {}
+        if deployments:
+            ordered = [deployments[key] for key in sorted(deployments)]  # in one order, or two writers could deadlock
+            connection.execute(_insert_new(connection, DeploymentRow), ordered)
+            known = select(DeploymentRow.fingerprint, DeploymentRow.id)
+            known = known.where(DeploymentRow.fingerprint.in_(list(deployments)))
+            ids = {row[0]: row[1] for row in connection.execute(known)}
+        if records:
+            rows = [
+                codec.request_to_row(record, ids[codec.fingerprint(record.deployment)] if record.deployment else None)
+                for record in records
+            ]
+            connection.execute(_insert_new(connection, RequestRow), rows)
+        if comparisons:
+            connection.execute(
+                _insert_new(connection, ComparisonRow), [codec.comparison_to_row(item) for item in comparisons]
+            )
+
+    def _before_fork(self) -> bool:
+        """Waits for a write under way: the child would inherit SQLite's own locks in the middle of it."""
+        return self._lock.acquire(timeout=FORK_SECONDS)
+
+    def _after_fork_in_parent(self) -> None:
+        self._lock.release()
+
+    def _after_fork_in_child(self) -> None:
+        """New connections; the parent's are left alone, since closing them would end them for the parent too."""
+        self._lock = threading.RLock()
+        if self._engine is not None:
+            _abandoned.append(self._engine.pool)
+            self._engine.dispose(close=False)
+            if self._is_memory:
+                _orphans.add(self._engine)
+
+
+def _insert_new(connection: Connection, row: type[Base]) -> Insert:
+    """An insert that skips rows that are already there."""
+    table = row.__table__
+    assert isinstance(table, Table)
+    if connection.dialect.name == "postgresql":
+        return postgresql_dialect.insert(table).on_conflict_do_nothing()
+    return sqlite_dialect.insert(table).on_conflict_do_nothing()
+
+
+def _is_passing(cause: BaseException | None) -> bool:
+    """Whether trying again at once may help: a deadlock, a serialization failure, a lock held for a moment."""
+    if not isinstance(cause, OperationalError):
+        return False
+    state = getattr(cause.orig, "sqlstate", None)
+    return state in ("40001", "40P01") or "SQLITE_BUSY" in getattr(cause.orig, "sqlite_errorname", "")
+
+
+def _one_line(error: Exception) -> str:
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    lines = str(cause).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+_orphans: weakref.WeakSet[Engine] = weakref.WeakSet()  # in-memory databases whose content stayed in the parent
+_abandoned: list[Pool] = []  # kept alive in a forked child, so that nothing closes the parent's connections
+_forking = threading.local()
+
+
+def _before_fork() -> None:
+    _forking.held = [store for store in list(_stores) if store._before_fork()]
+
+
+def _after_fork_in_parent() -> None:
+    for store in _forking.held:
+        store._after_fork_in_parent()
+    _forking.held = []
+
+
+def _after_fork_in_child() -> None:
+    _forking.held = []
+    for store in list(_stores):
+        store._after_fork_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -1,0 +1,35 @@
+"""What all tests share: the versions in the header, and no silent skips in CI."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+
+import pytest
+
+IN_CI = os.environ.get("CI", "").lower() == "true"
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return ", ".join(f"{name} {version(name)}" for name in ("transformers", "torch", "numpy"))
+
+
+def _skips(session: pytest.Session) -> list[pytest.TestReport | pytest.CollectReport]:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    return [] if reporter is None else list(reporter.stats.get("skipped", []))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if IN_CI and exitstatus == pytest.ExitCode.OK and _skips(session):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    if not (IN_CI and skipped):
+        return
+    terminalreporter.section("skipped tests fail in CI", red=True, bold=True)
+    for report in skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+        terminalreporter.line(f"{report.nodeid}: {reason}")
