@@ -1,4 +1,4 @@
-"""The one file that knows transformers' cache interface, which changed its names between releases.
+"""The one file that knows transformers' model and cache interface, which changed its names between releases.
 
 Up to 5.23 the keyword and the output are called `past_key_values`, from 5.24 on `cache`. `Cache.crop` takes the
 number of tokens to drop as a negative count in every release supported here. Layers that forget (sliding windows)
@@ -20,6 +20,12 @@ CACHE_KEYWORD: str = (
     if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
     else "past_key_values"
 )
+
+
+def context_window(model: PreTrainedModel) -> int | None:
+    """How many tokens the model has positions for; None when it does not say."""
+    window = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return window if isinstance(window, int) else None
 
 
 def find_cache(holder: Mapping[str, Any]) -> Any | None:

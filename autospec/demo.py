@@ -91,7 +91,7 @@ def _one_pair(
     seed: int,
     control_first: bool,
 ) -> None:
-    inputs = _inputs(tokenizer, prompt, speculator.model)
+    inputs = encode(tokenizer, prompt, speculator.model)
 
     def answer(is_control: bool) -> Answered:
         torch.manual_seed(seed)
@@ -124,7 +124,8 @@ def _compare(
     )
 
 
-def _inputs(tokenizer: Any, prompt: DemoPrompt, model: PreTrainedModel) -> dict[str, torch.Tensor]:
+def encode(tokenizer: Any, prompt: DemoPrompt, model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """A prompt as the model's chat template wants it: `input_ids` and `attention_mask`, [1, n]."""
     messages = [dict(message) for message in prompt.messages]
     encoded = tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
@@ -144,5 +145,5 @@ def _interleaved(prompts: Sequence[DemoPrompt]) -> Iterator[DemoPrompt]:
 def _warm_up(model: PreTrainedModel, tokenizer: Any, prompt: DemoPrompt) -> None:
     """First calls allocate and choose kernels; that belongs to neither side."""
     started = time.perf_counter()
-    model.generate(**_inputs(tokenizer, prompt, model), max_new_tokens=4, do_sample=False)
+    model.generate(**encode(tokenizer, prompt, model), max_new_tokens=4, do_sample=False)
     _log.info("warmed up in %.1f s", time.perf_counter() - started)

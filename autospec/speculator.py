@@ -109,7 +109,7 @@ class Speculator:
         """What `model.generate` calls while the model is wrapped; takes and returns the same, and `segment=`."""
         call = Call(self.model, args, kwargs)
         segment = resolve(call.segment)
-        if call.arguments.get("custom_generate") is self.generate:
+        if call.arguments.get("custom_generate") in (self.generate, self._installed):
             del call.arguments["custom_generate"]
         request = _Running()
         is_control = self._is_control.get()

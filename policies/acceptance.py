@@ -79,8 +79,7 @@ class AcceptanceModel:
         own_rate = _shrunk(float(own.accepted.sum()), float(own.at_risk.sum()), broad_rate, self._strength)
         rates = _shrunk(own.accepted, own.at_risk, own_rate, self._strength)
         positions = np.minimum(np.arange(block_length), MAX_POSITIONS - 1)
-        survival: NDArray[np.float64] = np.cumprod(rates[positions])
-        return survival
+        return np.cumprod(rates[positions]).astype(np.float64)
 
     def hit_rate(self, segment: str, source: str) -> float:
         """Probability that the source has anything to propose."""

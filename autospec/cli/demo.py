@@ -43,14 +43,13 @@ from autospec.cli.report import load_report, print_report
 @click.option("--seed", type=int, default=0, show_default=True, show_envvar=True, help="Seed of the sampled answers.")
 @click.option(
     "--html",
-    "html_path",
     type=click.Path(dir_okay=False, path_type=Path),
     default=Path("autospec-demo.html"),
     show_default=True,
     show_envvar=True,
     help="Where the report page is written.",
 )
-@click.option("--json", "as_json", is_flag=True, show_envvar=True, help="Print one JSON object instead of the table.")
+@click.option("--json", is_flag=True, show_envvar=True, help="Print one JSON object instead of the table.")
 def command(
     target: str,
     assistant: str | None,
@@ -60,8 +59,8 @@ def command(
     prompts: Path | None,
     limit: int | None,
     seed: int,
-    html_path: Path,
-    as_json: bool,
+    html: Path,
+    json: bool,
 ) -> None:
     """Decode demonstration prompts plainly and under a policy, and print what it brought by segment.
 
@@ -94,16 +93,16 @@ def command(
         drafts=drafts,
         policy=policy,
         seed=seed,
-        show_progress=sys.stderr.isatty() or not as_json,
+        show_progress=sys.stderr.isatty() or not json,
     )
-    print_report(load_report(store, run, ("segment",)), as_json, html_path)
+    print_report(load_report(store, run, ("segment",)), json, html)
     notes = [
         f"database: {store} (run {run})",
-        f"report:   {html_path}",
+        f"report:   {html}",
         f"again:    autospec report --store {store} --run {run}",
     ]
     for note in notes:
-        click.echo(note, err=as_json)
+        click.echo(note, err=json)
 
 
 def _first_of_each_segment(prompts: list[Any], limit: int) -> list[Any]:

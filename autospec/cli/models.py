@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from json import dumps
 
 import click
 
@@ -16,11 +16,11 @@ def command() -> None:
 
 @command.command(name="fetch")
 @click.argument("name", default="smollm2-135m")
-@click.option("--json", "as_json", is_flag=True, show_envvar=True, help="Print one JSON object with the path.")
-def fetch(name: str, as_json: bool) -> None:
+@click.option("--json", is_flag=True, show_envvar=True, help="Print one JSON object with the path.")
+def fetch(name: str, json: bool) -> None:
     """Fetch model NAME (default: smollm2-135m), check it, convert it once, and print its folder.
 
     The last line on stdout is the path alone. A folder that is there already is used again.
     """
     path = str(models.fetch(name))
-    click.echo(json.dumps({"name": name, "path": path}) if as_json else path)
+    click.echo(dumps({"name": name, "path": path}) if json else path)

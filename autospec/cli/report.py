@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,20 +22,17 @@ if TYPE_CHECKING:
     show_envvar=True,
     help="Comma-separated groups: segment, decoding, policy, device.",
 )
-@click.option("--json", "as_json", is_flag=True, show_envvar=True, help="Print one JSON object.")
+@click.option("--json", is_flag=True, show_envvar=True, help="Print one JSON object.")
 @click.option(
     "--html",
-    "html_path",
     type=click.Path(dir_okay=False, path_type=Path),
     default=None,
     show_envvar=True,
     help="Also write the report as one self-contained page.",
 )
-def command(store: str, run: str | None, by: str, as_json: bool, html_path: Path | None) -> None:
+def command(store: str, run: str | None, by: str, json: bool, html: Path | None) -> None:
     """Print speed-up and slow-down by segment against the control, from a telemetry database."""
-    print_report(
-        load_report(store, run, tuple(part.strip() for part in by.split(",") if part.strip())), as_json, html_path
-    )
+    print_report(load_report(store, run, tuple(part.strip() for part in by.split(",") if part.strip())), json, html)
 
 
 def load_report(store: str, run: str | None, group_by: tuple[str, ...]) -> Report:
@@ -53,14 +50,14 @@ def load_report(store: str, run: str | None, group_by: tuple[str, ...]) -> Repor
         return build_report(opened.requests(run=run), opened.comparisons(run=run), group_by=group_by)
 
 
-def print_report(report: Report, as_json: bool, html_path: Path | None) -> None:
+def print_report(report: Report, json: bool, html: Path | None) -> None:
     """Print to stdout, and to a page if asked."""
     from autospec.errors import AutospecError
     from autospec.telemetry.report import to_dict, to_html, to_text
 
-    if html_path is not None:
+    if html is not None:
         try:
-            html_path.write_text(to_html(report), encoding="utf-8")
+            html.write_text(to_html(report), encoding="utf-8")
         except OSError as error:
-            raise AutospecError(f"cannot write {html_path}: {error.strerror}") from error
-    click.echo(json.dumps(to_dict(report)) if as_json else to_text(report), nl=as_json)
+            raise AutospecError(f"cannot write {html}: {error.strerror}") from error
+    click.echo(dumps(to_dict(report)) if json else to_text(report), nl=json)

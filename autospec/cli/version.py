@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from importlib.metadata import PackageNotFoundError, version
+from json import dumps
 
 import click
 
@@ -12,12 +12,12 @@ _SHOWN = ("autospec-decoding", "torch", "transformers", "scikit-learn", "optuna"
 
 
 @click.command(name="version")
-@click.option("--json", "as_json", is_flag=True, show_envvar=True, help="Print one JSON object.")
-def command(as_json: bool) -> None:
+@click.option("--json", is_flag=True, show_envvar=True, help="Print one JSON object.")
+def command(json: bool) -> None:
     """Print the versions of autospec and of what it builds on."""
     versions = {"python": platform.python_version(), **{name: _version(name) for name in _SHOWN}}
-    if as_json:
-        click.echo(json.dumps(versions))
+    if json:
+        click.echo(dumps(versions))
         return
     for name, number in versions.items():
         click.echo(f"{name} {number}")

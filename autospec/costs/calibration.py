@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import LogitsProcessorList
 
-from autospec.caches import append, drop_last, new_cache, why_not_rollback
+from autospec.caches import append, context_window, drop_last, new_cache, why_not_rollback
 from autospec.costs.table import CostTable, Curve
 from autospec.drafts.base import DraftRequest, DraftSource
 from autospec.errors import DraftError
@@ -48,8 +49,10 @@ def calibrate(
         repeats: rounds.
     """
     started = time.perf_counter()
-    window = getattr(target.config.get_text_config(), "max_position_embeddings", None) or max(contexts) * 2
-    fitting = [c for c in contexts if c + max(block_lengths) + 1 <= window] or [max(1, window - max(block_lengths) - 1)]
+    window = context_window(target) or sys.maxsize
+    # what is measured reaches this far beyond the context: the longest block, and a token for each draft proposed
+    reach = max(block_lengths) + 1 + (repeats + 1) * len(block_lengths)
+    fitting = [c for c in contexts if c + reach <= window] or [max(1, window - reach)]
     widths = (1, *(k + 1 for k in block_lengths))
     with torch.no_grad():
         verify = Curve(

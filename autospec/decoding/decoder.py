@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+from autospec.caches import context_window
 from autospec.decoding.answer import Answer
 from autospec.decoding.loop import Chooser, Loop
 from autospec.decoding.processors import pure_processors
@@ -106,6 +107,7 @@ class Decoder:
             request=request,
             draft_request=draft_request,
             prompt_tokens=prompt,
+            window=context_window(model),
         )
         self.tally = loop.tally
         try:

@@ -5,6 +5,7 @@ Source: Leviathan et al. 2023 and Chen et al. 2023 for the scheme; DESIGN sectio
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Mapping
 from typing import Protocol
@@ -47,6 +48,7 @@ class Loop:
         request: RequestContext,
         draft_request: DraftRequest,
         prompt_tokens: list[int],
+        window: int | None,
     ) -> None:
         self._target = target
         self._answer = answer
@@ -58,6 +60,7 @@ class Loop:
         self._request = request
         self._draft_request = draft_request
         self._committed = prompt_tokens  # prompt and answer without padding, for the draft sources
+        self._last_position = window if window is not None else sys.maxsize
         self.tally = Tally()
         self._watch = Stopwatch()
 
@@ -115,7 +118,7 @@ class Loop:
 
     def _propose(self, action: Action, context: BlockContext) -> Proposal:
         # the last of the tokens left needs no draft: the target's own token follows every accepted one
-        block_length = min(action.block_length, context.tokens_left - 1)
+        block_length = min(action.block_length, context.tokens_left - 1, self._last_position - context.context_tokens)
         if action.source == NONE or block_length < 1:
             return Proposal()
         if action.source not in self._sources:

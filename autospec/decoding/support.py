@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from autospec.caches import find_cache
+from autospec.caches import context_window, find_cache
 from autospec.errors import ConfigurationError
 
 # what the loop knows how to carry from block to block; anything else (images, audio, ...) is left to transformers
@@ -66,8 +66,8 @@ def check_prompt(model: PreTrainedModel, input_ids: Tensor) -> None:
     prompt_tokens = input_ids.shape[1]
     if prompt_tokens == 0:
         raise ConfigurationError("the prompt is empty: pass at least one token")
-    window = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-    if isinstance(window, int) and prompt_tokens > window:
+    window = context_window(model)
+    if window is not None and prompt_tokens > window:
         raise ConfigurationError(
             f"the prompt has {prompt_tokens} tokens, the context window of {type(model).__name__} is {window}: "
             "shorten it"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autospec.caches import append, drop_last, new_cache, why_not_rollback
+from autospec.caches import append, context_window, drop_last, new_cache, why_not_rollback
 from autospec.drafts.base import DraftRequest, Proposal
 from autospec.drafts.vocabulary import check_same_vocabulary, shared_ids
 from autospec.errors import ConfigurationError, DraftError
@@ -85,6 +85,8 @@ class AssistantSession:
         self._model = model
         self._request = request
         self._num_ids = num_ids
+        self._num_known = int(model.get_input_embeddings().weight.shape[0])
+        self._window = context_window(model)
         self._is_greedy = is_greedy
         self._cache = new_cache(model)
         self._cached: list[int] = []  # tokens in the cache
@@ -92,6 +94,8 @@ class AssistantSession:
 
     @torch.no_grad()
     def propose(self, committed: Sequence[int], block_length: int) -> Proposal:
+        if self._window is not None and len(committed) + block_length > self._window:
+            raise DraftError(f"the text no longer fits the assistant's context window of {self._window} tokens")
         self._roll_back(committed)
         catch_up_seconds = self._catch_up(committed)
         randomness = self._request.randomness.fork() if self._request.is_paired else self._request.randomness
@@ -136,6 +140,8 @@ class AssistantSession:
 
     def _forward(self, tokens: list[int]) -> Tensor:
         """Append tokens to the cache. Returns: logits of the last one, [1, draft_vocab_size]."""
+        if max(tokens) >= self._num_known:
+            raise DraftError(f"token id {max(tokens)} of the text is unknown to the assistant")
         is_first = not self._cached
         logits, self._cache = append(self._model, torch.tensor([tokens], device=self._request.device), self._cache)
         if is_first and (why := why_not_rollback(self._cache)):

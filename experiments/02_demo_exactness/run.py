@@ -1,0 +1,133 @@
+"""Greedy answers to every demonstration prompt, for each source and block length, against the model's own `generate`.
+
+    python experiments/02_demo_exactness/run.py [--out DIR] [--new-tokens 32] [--limit N]
+
+Exits 1 if any answer differs by more than a numerical tie (docs/exactness.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import platform
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tqdm import tqdm
+
+import autospec
+from autospec import models
+from autospec.data import DemoPrompt, load_prompts
+from autospec.decoding.ties import examine
+from autospec.demo import encode
+from autospec.deployment import describe_deployment
+from autospec.drafts import Assistant
+
+SOURCES = ("ngram", "assistant")
+BLOCK_LENGTHS = (1, 2, 4, 8, 16)
+DTYPES = ("float32", "bfloat16")
+DRAFT_LAYERS = 6
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder for results.json")
+    parser.add_argument("--new-tokens", type=int, default=32)
+    parser.add_argument("--limit", type=int, default=None, help="only the first prompts")
+    options = parser.parse_args()
+    prompts = load_prompts()[: options.limit]
+    results: dict[str, Any] = {
+        "target": "smollm2-135m",
+        "draft": f"the target's first {DRAFT_LAYERS} layers",
+        "prompts": len(prompts),
+        "new_tokens": options.new_tokens,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "counts": [],
+        "differences": [],
+    }
+    for dtype in DTYPES:
+        model, tokenizer = models.load("smollm2-135m", dtype=dtype)
+        results["device"] = describe_deployment(model, ()).device
+        run_dtype(model, tokenizer, prompts, dtype, options.new_tokens, results)
+    (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print_table(results["counts"])
+    faults = [d for d in results["differences"] if not d["is_tie"]]
+    for fault in faults:
+        print("FAULT", fault)
+    return 1 if faults else 0
+
+
+def run_dtype(
+    model: Any, tokenizer: Any, prompts: list[DemoPrompt], dtype: str, new_tokens: int, results: dict[str, Any]
+) -> None:
+    """Add counts and differences of one dtype to the results."""
+    drafts = ["ngram", Assistant(first_layers(model, DRAFT_LAYERS), tokenizer=tokenizer)]
+    counts = {(source, k): Counter[str]() for source in SOURCES for k in BLOCK_LENGTHS}
+    for prompt in tqdm(prompts, desc=dtype):
+        inputs = encode(tokenizer, prompt, model)
+        start = inputs["input_ids"].shape[1]
+        expected = model.generate(**inputs, max_new_tokens=new_tokens, do_sample=False)[0, start:].tolist()
+        verdicts: dict[tuple[int, ...], Any] = {}
+        for (source, block_length), count in counts.items():
+            policy = f"fixed:{source}:{block_length}"
+            with autospec.wrap(model, tokenizer=tokenizer, drafts=drafts, policy=policy) as speculator:
+                output = model.generate(**inputs, max_new_tokens=new_tokens, do_sample=False)
+                record = speculator.last_request
+            found = tuple(output[0, start:].tolist())
+            if found not in verdicts:
+                verdicts[found] = examine(model, inputs["input_ids"], expected, found)
+            difference = verdicts[found]
+            kind = "identical" if difference is None else "tie" if difference.is_tie else "different"
+            count.update({kind: 1, "accepted": record.num_accepted_tokens, "judged": record.num_judged_tokens})
+            if difference is not None:
+                results["differences"].append(
+                    {
+                        "dtype": dtype,
+                        "prompt": prompt.prompt_id,
+                        "source": source,
+                        "block_length": block_length,
+                        "position": difference.position,
+                        "logit_gap": difference.logit_gap,
+                        "tolerance": difference.tolerance,
+                        "is_tie": difference.is_tie,
+                    }
+                )
+    for (source, block_length), count in counts.items():
+        numbers = {key: count[key] for key in ("identical", "tie", "different", "accepted", "judged")}
+        results["counts"].append({"dtype": dtype, "source": source, "block_length": block_length, **numbers})
+
+
+def first_layers(model: Any, num_layers: int) -> Any:
+    """A draft made of the target's own first layers: a real if poor one, without another download."""
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = num_layers
+    config.layer_types = None
+    draft = type(model)(config).to(model.dtype).eval()
+    missing = draft.load_state_dict(model.state_dict(), strict=False)
+    if missing.missing_keys:
+        raise RuntimeError(f"weights are missing: {missing.missing_keys}")
+    return draft
+
+
+def print_table(counts: list[dict[str, Any]]) -> None:
+    header = (
+        f"{'dtype':10}{'source':11}{'length':>6}{'identical':>11}{'tie':>6}{'different':>11}{'accepted/judged':>18}"
+    )
+    print(header)
+    for row in counts:
+        judged = f"{row['accepted']}/{row['judged']}"
+        print(
+            f"{row['dtype']:10}{row['source']:11}{row['block_length']:>6}{row['identical']:>11}{row['tie']:>6}"
+            f"{row['different']:>11}{judged:>18}"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,252 @@
+"""Draft sources: the contract that all keep, and what each proposes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
+
+import autospec
+from autospec.drafts import Assistant, DraftRequest, NGram, make_sources
+from autospec.errors import ConfigurationError, DraftError
+from autospec.randomness import TorchRandomness
+
+pytestmark = pytest.mark.compat
+
+
+def request(
+    do_sample: bool = False, is_paired: bool = True, vocab_size: int = tiny.VOCAB, processors: Any = ()
+) -> DraftRequest:
+    return DraftRequest(
+        device=torch.device("cpu"),
+        vocab_size=vocab_size,
+        do_sample=do_sample,
+        processors=LogitsProcessorList(processors),
+        randomness=TorchRandomness(torch.device("cpu")),
+        is_paired=is_paired,
+    )
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return tiny.llama()
+
+
+SOURCES = ["ngram", "assistant", "assistant-greedy"]
+
+
+@pytest.fixture(params=SOURCES)
+def source(request: pytest.FixtureRequest, target: Any) -> Any:
+    made = {
+        "ngram": lambda: NGram(min_ngram=1),
+        "assistant": lambda: Assistant(tiny.near_copy(target)),
+        "assistant-greedy": lambda: Assistant(tiny.near_copy(target), greedy=True),
+    }[request.param]()
+    made.attach(target, None)
+    return made
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+class TestContract:
+    """Every source, greedy and sampled."""
+
+    def test_proposes_at_most_what_is_asked(self, source: Any, do_sample: bool) -> None:
+        session = source.start(request(do_sample))
+        committed = tiny.prompt(20)[0].tolist()
+        for block_length in (1, 3, 8):
+            proposal = session.propose(committed, block_length)
+            assert 0 < len(proposal.tokens) <= block_length
+            assert all(0 <= token < tiny.VOCAB for token in proposal.tokens)
+
+    def test_state_follows_the_committed_prefix(self, source: Any, do_sample: bool) -> None:
+        """After any mixture of acceptance and rejection a session proposes what a fresh one would."""
+        generator = torch.Generator().manual_seed(0)
+        committed = tiny.prompt(12)[0].tolist()
+        session = source.start(request(do_sample))
+        for _ in range(12):
+            torch.manual_seed(len(committed))
+            proposal = session.propose(committed, 4)
+            torch.manual_seed(len(committed))
+            fresh = source.start(request(do_sample)).propose(committed, 4)
+            assert proposal.tokens == fresh.tokens
+            kept = int(torch.randint(0, len(proposal.tokens) + 1, (), generator=generator))
+            others = torch.randint(
+                1, tiny.VOCAB, (int(torch.randint(1, 4, (), generator=generator)),), generator=generator
+            )
+            committed = [*committed, *proposal.tokens[:kept], *others.tolist()]
+
+    def test_the_next_request_starts_empty(self, source: Any, do_sample: bool) -> None:
+        first, second = [5, 6, 7, 8, 9] * 4, [20, 21, 22, 23, 20, 21]
+        source.start(request(do_sample)).propose(first, 4)
+        torch.manual_seed(0)
+        after = source.start(request(do_sample)).propose(second, 4).tokens
+        torch.manual_seed(0)
+        alone = source.start(request(do_sample)).propose(second, 4).tokens
+        assert after == alone
+        if source.name == "ngram":
+            assert set(after) <= set(second)
+
+    def test_paired_drafts_do_not_use_up_the_targets_noise(self, source: Any, do_sample: bool) -> None:
+        before = torch.get_rng_state()
+        source.start(request(do_sample)).propose(tiny.prompt(20)[0].tolist(), 4)
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_q_is_what_was_drawn_from(self, source: Any, do_sample: bool) -> None:
+        """One-hot, or rows that sum to one over the tokens the draft could draw."""
+        proposal = source.start(
+            request(do_sample, is_paired=False, processors=[TemperatureLogitsWarper(0.7), TopKLogitsWarper(4)])
+        ).propose(tiny.prompt(20)[0].tolist(), 5)
+        if proposal.draft_probs is None:
+            assert not do_sample or source.name == "ngram" or source.greedy
+            return
+        assert proposal.draft_probs.shape == (5, tiny.VOCAB)
+        torch.testing.assert_close(proposal.draft_probs.sum(dim=-1), torch.ones(5))
+        assert ((proposal.draft_probs > 0).sum(dim=-1) <= 4).all()
+        assert all(float(row[token]) > 0 for row, token in zip(proposal.draft_probs, proposal.tokens, strict=True))
+
+
+def test_drawn_tokens_have_the_frequencies_of_q(target: Any) -> None:
+    session = Assistant(target).start(request(do_sample=True, is_paired=False, processors=[TopKLogitsWarper(3)]))
+    committed = tiny.prompt(20)[0].tolist()
+    torch.manual_seed(0)
+    proposals = [session.propose(committed, 1) for _ in range(400)]
+    q = proposals[0].draft_probs
+    assert q is not None
+    counts = torch.bincount(torch.tensor([p.tokens[0] for p in proposals]), minlength=tiny.VOCAB) / 400
+    assert float((counts - q[0]).abs().sum()) / 2 < 0.08
+
+
+class TestNGram:
+    @pytest.mark.parametrize(
+        ("committed", "length", "expected"),
+        [
+            ([1, 2, 3, 4, 1, 2], 2, [3, 4]),
+            ([1, 2, 3, 9, 1, 2, 4, 9, 1, 2], 1, [4]),  # the newest match
+            ([7, 1, 2, 5, 8, 1, 2, 6, 7, 1, 2], 1, [5]),  # the longest match, though older
+            ([1, 2, 1, 2], 5, [1, 2, 1, 2, 1]),  # a match that runs into the end goes on into its own draft
+            ([4, 4], 3, []),  # one token is not enough to match by default
+            ([1, 2, 3], 4, []),
+            ([5], 4, []),
+        ],
+    )
+    def test_proposals(self, committed: list[int], length: int, expected: list[int]) -> None:
+        assert NGram().start(request()).propose(committed, length).tokens == expected
+
+    def test_ids_without_logits_are_not_drafted(self) -> None:
+        assert NGram().start(request(vocab_size=4)).propose([1, 2, 3, 7, 1, 2], 3).tokens == [3]
+
+    def test_index_work_per_token_does_not_grow(self) -> None:
+        session = NGram().start(request())
+        committed = tiny.prompt(2000)[0].tolist()
+        session.propose(committed, 4)
+        session._newest_end = dict(session._newest_end)  # type: ignore[attr-defined]
+        before = session._num_indexed  # type: ignore[attr-defined]
+        session.propose([*committed, 3], 4)
+        assert session._num_indexed - before == 1  # type: ignore[attr-defined]
+
+    @pytest.mark.parametrize("options", [{"max_ngram": 0}, {"min_ngram": 2.5}, {"min_ngram": 4}, {"max_ngram": True}])
+    def test_bad_sizes(self, options: dict[str, Any]) -> None:
+        with pytest.raises(ConfigurationError, match="ngram"):
+            NGram(**options)
+
+
+class TestAssistant:
+    def test_other_vocabulary_is_named(self, target: Any) -> None:
+        order = list(range(tiny.VOCAB))
+        order[5], order[9] = 9, 5
+        assistant = Assistant(tiny.llama(seed=2), tokenizer=tiny.tokenizer(order=order))
+        with pytest.raises(DraftError, match=r"differs from the target's at ids 5 \('f' / 'j'\), 9 \('j' / 'f'\) "):
+            autospec.wrap(target, tokenizer=tiny.tokenizer(), drafts=[assistant], policy="off")
+
+    @pytest.mark.parametrize(("target_size", "draft_size"), [(57, 60), (60, 57)])
+    @pytest.mark.parametrize("do_sample", [False, True])
+    def test_padded_vocabulary(self, target_size: int, draft_size: int, do_sample: bool) -> None:
+        tokenizer = tiny.tokenizer(57)
+        target = tiny.llama(vocab_size=target_size)
+        assistant = Assistant(tiny.llama(seed=3, vocab_size=draft_size), tokenizer=tokenizer)
+        ids = tiny.prompt(12) % 57
+        options = {"max_new_tokens": 20, "do_sample": do_sample, "suppress_tokens": list(range(57, target_size))}
+        torch.manual_seed(1)
+        plain = target.generate(ids, **options)
+        for sampling in ("paired", "maximal"):
+            with autospec.wrap(
+                target, tokenizer=tokenizer, drafts=[assistant], policy="fixed:assistant:3", sampling=sampling
+            ) as speculator:
+                torch.manual_seed(1)
+                found = target.generate(ids, **options)
+                assert speculator.last_request is not None
+                assert speculator.last_request.num_draft_tokens > 0
+                assert speculator.last_request.fallback_reason is None
+            if not do_sample or sampling == "paired":
+                assert torch.equal(plain, found)
+
+    def test_text_that_the_assistant_cannot_read_switches_it_off(self, target: Any) -> None:
+        session = Assistant(tiny.llama(vocab_size=60)).start(request())
+        session.propose([1, 2, 3], 2)
+        with pytest.raises(DraftError, match="token id 61 of the text is unknown to the assistant"):
+            session.propose([1, 2, 3, 61], 2)
+
+    def test_sizes_that_differ_need_tokenizers(self, target: Any) -> None:
+        with pytest.raises(DraftError, match="60 token ids, the target 64"):
+            autospec.wrap(target, drafts=[Assistant(tiny.llama(vocab_size=60))], policy="off")
+
+    def test_unknown_tokenizer_is_said_aloud(self, target: Any) -> None:
+        assistant = Assistant(tiny.llama(seed=2))
+        with pytest.warns(UserWarning, match="compared by size alone"):
+            assistant.attach(target, tiny.tokenizer())
+
+    def test_other_device_is_refused(self, target: Any) -> None:
+        with torch.device("meta"):
+            assistant = Assistant(tiny.LlamaForCausalLM(target.config))
+        with pytest.raises(DraftError, match=r"the assistant is on meta, the target on cpu: move it first"):
+            assistant.attach(target, None)
+
+    def test_other_dtype_is_taken(self, target: Any) -> None:
+        ids = tiny.prompt(20)
+        plain = target.generate(ids, max_new_tokens=20, do_sample=False)
+        half = tiny.near_copy(target).to(torch.bfloat16)
+        with autospec.wrap(target, drafts=[Assistant(half)], policy="fixed:assistant:3") as speculator:
+            assert torch.equal(target.generate(ids, max_new_tokens=20, do_sample=False), plain)
+            assert speculator.last_request is not None
+            assert speculator.last_request.num_accepted_tokens > 0
+
+    def test_overflow_switches_it_off_with_the_reason(self, target: Any) -> None:
+        broken = tiny.near_copy(target)
+        with torch.no_grad():
+            broken.lm_head.weight.fill_(torch.inf)
+        ids = tiny.prompt(20)
+        plain = target.generate(ids, max_new_tokens=20, do_sample=False)
+        with autospec.wrap(target, drafts=[Assistant(broken)], policy="fixed:assistant:3") as speculator:
+            with pytest.warns(UserWarning, match="assistant switched off: the assistant's logits are not finite"):
+                assert torch.equal(target.generate(ids, max_new_tokens=20, do_sample=False), plain)
+            record = speculator.last_request
+        assert record is not None
+        assert record.fallback_reason is not None
+        assert "not finite" in record.fallback_reason
+        assert record.num_draft_tokens == 0
+
+    def test_no_model(self) -> None:
+        with pytest.raises(ConfigurationError, match="a transformers causal language model is needed"):
+            Assistant("small")  # type: ignore[arg-type]
+
+
+class TestRegistry:
+    def test_names_and_objects(self) -> None:
+        assert list(make_sources(["none", "ngram"])) == ["ngram"]
+        assert list(make_sources("ngram")) == ["ngram"]
+
+    @pytest.mark.parametrize(
+        ("drafts", "message"),
+        [
+            (["magic"], r"unknown draft source 'magic': known are none, ngram, autospec\.drafts\.Assistant\(model\)"),
+            (["assistant"], "needs a model"),
+            (["ngram", "ngram"], "two draft sources are called 'ngram'"),
+            ([5], "5 is not a draft source"),
+        ],
+    )
+    def test_errors(self, drafts: Any, message: str) -> None:
+        with pytest.raises(ConfigurationError, match=message):
+            make_sources(drafts)

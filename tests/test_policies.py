@@ -1,0 +1,194 @@
+"""Policies: what each chooses, and the faults that adaptive controllers are known for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autospec.controller import Controller
+from autospec.errors import ConfigurationError, ExactnessError
+from autospec.policies import Fixed, Goodput, make_policy
+from autospec.policies.acceptance import AcceptanceModel
+from autospec.types import OFF, Action, BlockContext, BlockOutcome, RequestContext
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds as numbers one can reckon with: a verification, and so much more for each further token."""
+
+    step: float = 0.040
+    per_token: float = 0.0005
+    draft_per_token: float = 0.0
+    block_lengths: tuple[int, ...] = (1, 2, 4, 8, 16)
+
+    def verify_seconds(self, num_tokens: int, context_tokens: int) -> float:
+        return self.step + self.per_token * (num_tokens - 1)
+
+    def draft_seconds(self, source: str, block_length: int, context_tokens: int) -> float:
+        return self.draft_per_token * block_length if source == "assistant" else 1e-5
+
+
+def context(segment: str = "s", sources: tuple[str, ...] = ("ngram",), left: int = 1000) -> BlockContext:
+    request = RequestContext(segment, prompt_tokens=50, max_new_tokens=left, do_sample=False, sources=sources)
+    return BlockContext(request, context_tokens=100, output_tokens=0, sources=sources)
+
+
+def live(policy: Any, rate: float, blocks: int, *, seed: int = 0, where: BlockContext | None = None) -> list[Action]:
+    """Blocks whose draft tokens are each accepted with probability `rate`."""
+    rng = np.random.default_rng(seed)
+    where = where or context()
+    actions = []
+    for _ in range(blocks):
+        action = policy.choose(where)
+        k = action.block_length
+        accepted = int(np.cumprod(rng.random(k) < rate).sum())
+        judged = min(k, accepted + 1)
+        policy.observe(BlockOutcome(where.segment, action, 100, k, judged, accepted, accepted + 1))
+        actions.append(action)
+    return actions
+
+
+class TestFixed:
+    def test_chooses_what_it_was_given(self) -> None:
+        assert Fixed("ngram", block_length=5).choose(context()).label == "ngram:5"
+        assert Fixed("ngram", block_length=5).name == "fixed:ngram:5"
+
+    def test_is_off_where_the_source_is_not_usable(self) -> None:
+        assert Fixed("assistant", block_length=5).choose(context()) is OFF
+
+    @pytest.mark.parametrize("block_length", [-1, 2.5, "4", True, None])
+    def test_bad_block_length(self, block_length: Any) -> None:
+        with pytest.raises(ConfigurationError, match=r"block_length=.*a whole number of at least 0 is needed"):
+            Fixed("ngram", block_length=block_length)
+
+
+class TestMakePolicy:
+    def test_forms(self) -> None:
+        assert make_policy("fixed:ngram:5", ["ngram"], Costs).name == "fixed:ngram:5"
+        assert make_policy("off", ["ngram"], Costs).name == "off"
+        assert make_policy("auto", ["ngram"], Costs).name == "auto"
+        own = Fixed("ngram", block_length=2)
+        assert make_policy(own, ["ngram"], Costs) is own
+
+    def test_costs_are_measured_only_when_needed(self) -> None:
+        def never() -> Any:
+            raise AssertionError
+
+        make_policy("fixed:ngram:5", ["ngram"], never)
+        assert make_policy("auto", [], never).name == "off"
+
+    @pytest.mark.parametrize(
+        ("policy", "message"),
+        [
+            ("fast", r"unknown policy 'fast': known are 'auto', 'off', 'fixed:SOURCE:BLOCK_LENGTH'"),
+            ("fixed:ngram", "the form is fixed:SOURCE:BLOCK_LENGTH"),
+            ("fixed:ngram:many", "block length 'many' is not a whole number"),
+            ("fixed:ngram:-2", "block_length=-2"),
+            ("fixed:suffix:4", "needs draft source 'suffix', which is not among drafts=none, ngram"),
+            (Fixed("assistant", block_length=3), "needs draft source 'assistant'"),
+            (object(), "is no policy"),
+        ],
+    )
+    def test_errors(self, policy: Any, message: str) -> None:
+        with pytest.raises(ConfigurationError, match=message):
+            make_policy(policy, ["ngram"], Costs)
+
+
+class TestAcceptanceModel:
+    def test_learns_the_true_rate_though_blocks_are_cut_short(self) -> None:
+        """EOS, length and the policy cut blocks; what was cut off is neither accepted nor rejected."""
+        rng = np.random.default_rng(0)
+        model = AcceptanceModel(discount=1.0)
+        for _ in range(4000):
+            k = int(rng.integers(1, 9))
+            accepted = int(np.cumprod(rng.random(k) < 0.6).sum())
+            judged = min(k, accepted + 1)
+            cut = int(rng.integers(0, 9))
+            judged, accepted = min(judged, cut), min(accepted, cut)
+            model.add(BlockOutcome("s", Action("ngram", 8), 100, k, judged, accepted, accepted + 1))
+        np.testing.assert_allclose(model.survival("s", "ngram", 4), 0.6 ** np.arange(1, 5), atol=0.02)
+
+    def test_a_new_segment_starts_from_what_the_source_did_elsewhere(self) -> None:
+        model = AcceptanceModel()
+        for _ in range(100):
+            model.add(BlockOutcome("old", Action("ngram", 4), 100, 4, 1, 0, 1))
+        assert model.survival("new", "ngram", 1)[0] < 0.1
+        assert model.survival("new", "assistant", 1)[0] == pytest.approx(0.8)
+
+    def test_misses_count_as_misses_not_as_rejections(self) -> None:
+        model = AcceptanceModel()
+        for _ in range(200):
+            model.add(BlockOutcome("s", Action("ngram", 4), 100, 0, 0, 0, 1))
+        assert model.hit_rate("s", "ngram") < 0.05
+        assert model.survival("s", "ngram", 1)[0] == pytest.approx(0.8)
+
+
+class TestGoodput:
+    def test_long_blocks_when_everything_is_accepted(self) -> None:
+        assert Counter(a.label for a in live(Goodput(Costs()), 0.98, 200)[100:]).most_common(1)[0][0] == "ngram:16"
+
+    def test_a_slow_draft_of_middling_quality_ends_off_within_30_blocks(self) -> None:
+        """A draft as expensive as half the target, accepted 30 % of the time."""
+        policy = Goodput(Costs(draft_per_token=0.020))
+        actions = live(policy, 0.3, 200, where=context(sources=("assistant",)))
+        assert sum(a.block_length > 0 for a in actions[:30]) <= 12
+        assert sum(a.block_length > 0 for a in actions[30:]) <= 0.05 * 170  # probes
+        assert "off: best is" in actions[29].reason or "probe" in actions[29].reason
+
+    def test_goodput_decides_not_acceptance(self) -> None:
+        """A draft that is always right but slow loses to one that is half right and free."""
+        policy = Goodput(Costs(draft_per_token=0.040))
+        both = context(sources=("assistant", "ngram"))
+        rng = np.random.default_rng(0)
+        chosen = Counter[str]()
+        for _ in range(300):
+            action = policy.choose(both)
+            k = action.block_length
+            accepted = k if action.source == "assistant" else int(np.cumprod(rng.random(k) < 0.5).sum())
+            policy.observe(BlockOutcome("s", action, 100, k, min(k, accepted + 1), accepted, accepted + 1))
+            chosen[action.source] += 1
+        assert chosen["ngram"] > 250
+
+    def test_acceptance_that_returns_is_found_again(self) -> None:
+        policy = Goodput(Costs(per_token=0.005), probe_every=32)
+        live(policy, 0.0, 200)
+        late = live(policy, 0.95, 400, seed=1)
+        assert sum(a.block_length > 0 for a in late[-100:]) >= 95
+
+    def test_probing_has_a_bounded_price(self) -> None:
+        policy = Goodput(Costs(per_token=0.005), probe_every=48)
+        actions = live(policy, 0.0, 2000)
+        assert sum(a.block_length > 0 for a in actions[100:]) <= 1900 / 48 + 1
+
+    def test_few_switches_when_the_optimum_lies_between_two_lengths(self) -> None:
+        actions = live(Goodput(Costs(per_token=0.004)), 0.72, 3000)[1000:]
+        switches = sum(a.label != b.label for a, b in pairwise(actions))
+        assert switches / 2 <= 40  # per 1,000 blocks
+
+    def test_segments_are_kept_apart(self) -> None:
+        policy = Goodput(Costs(per_token=0.004))
+        live(policy, 0.95, 150, where=context("copying"))
+        live(policy, 0.02, 150, where=context("creative"))
+        assert policy.choose(context("copying")).block_length >= 8
+        assert policy.choose(context("creative")).block_length == 0
+
+    def test_near_the_end_only_what_still_fits(self) -> None:
+        policy = Goodput(Costs())
+        assert policy.choose(context(left=1)) is OFF
+        assert policy.choose(context(left=3)).block_length <= 2
+
+
+class TestController:
+    @pytest.mark.parametrize(
+        "counts", [(4, 5, 5, 5, 6), (4, 4, 5, 4, 5), (4, 4, 3, 4, 5), (4, 4, 4, 2, 4), (4, 4, 4, 2, 0)]
+    )
+    def test_counts_that_contradict_each_other_stop_the_request(self, counts: tuple[int, int, int, int, int]) -> None:
+        asked, drafted, judged, accepted, committed = counts
+        controller = Controller(Fixed("ngram", block_length=4))
+        with pytest.raises(ExactnessError, match="contradict"):
+            controller.observe(BlockOutcome("s", Action("ngram", asked), 10, drafted, judged, accepted, committed))

@@ -1,0 +1,115 @@
+"""The rules that choose a token, over every branch of every draw."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+import torch
+from branches import Branch, every_branch
+
+from autospec.decoding.selection import Greedy, Maximal, Paired, make_rule
+from autospec.errors import ExactnessError
+from autospec.randomness import TorchRandomness
+
+PAIRS = {
+    "book": ([0.6, 0.3, 0.1], [0.5, 0.4, 0.1]),
+    "equal": ([0.2, 0.5, 0.3], [0.2, 0.5, 0.3]),
+    "disjoint": ([0.5, 0.5, 0.0], [0.0, 0.0, 1.0]),
+    "zeros": ([0.0, 0.7, 0.3], [0.5, 0.5, 0.0]),
+    "sharper": ([0.4, 0.3, 0.3], [0.98, 0.01, 0.01]),
+    "flatter": ([0.98, 0.01, 0.01], [0.4, 0.3, 0.3]),
+    "tiny": ([1.0 - 1e-12, 1e-12, 0.0], [1e-12, 0.5, 0.5 - 1e-12]),
+}
+
+
+def scores_of(probs: list[float]) -> torch.Tensor:
+    return torch.tensor([probs], dtype=torch.float64).log()
+
+
+def output_of(rule_type: Any, p: list[float], q: list[float], one_hot: int | None = None) -> tuple[list[float], float]:
+    """Distribution of the chosen token, and the probability that the draft is accepted."""
+    output: dict[int, float] = defaultdict(float)
+    accepted = 0.0
+
+    def run(branch: Branch) -> Any:
+        draft = branch.categorical(torch.tensor(q, dtype=torch.float64)) if one_hot is None else one_hot
+        probs = torch.tensor(q, dtype=torch.float64) if one_hot is None else None
+        return rule_type(branch).select(scores_of(p), draft, probs)
+
+    for probability, selection in every_branch(run):
+        output[selection.token] += probability
+        accepted += probability * selection.is_accepted
+    return [output[i] for i in range(len(p))], accepted
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("rule_type", [Maximal, Paired])
+def test_output_is_the_targets(rule_type: Any, name: str) -> None:
+    p, q = PAIRS[name]
+    output, accepted = output_of(rule_type, p, q)
+    assert sum(abs(a - b) for a, b in zip(output, p, strict=True)) / 2 <= 1e-12
+    assert abs(sum(output) - 1.0) <= 1e-12
+    if rule_type is Maximal:
+        assert accepted == pytest.approx(sum(map(min, p, q)), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_one_hot_drafts(name: str) -> None:
+    p, q = PAIRS[name]
+    for token in range(3):
+        for rule_type in (Maximal, Paired):
+            output, accepted = output_of(rule_type, p, q, one_hot=token)
+            assert output == pytest.approx(p, abs=1e-12)
+            assert accepted == pytest.approx(p[token], abs=1e-12)
+
+
+def test_planted_residual_fault_is_seen() -> None:
+    class Forgetful(Maximal):
+        def select(self, scores: Any, draft_token: Any, draft_probs: Any) -> Any:
+            selection = super().select(scores, draft_token, draft_probs)
+            return selection if selection.is_accepted else self._paired.select(scores, None, None)
+
+    output, _ = output_of(Forgetful, *PAIRS["book"])
+    assert output == pytest.approx([0.56, 0.33, 0.11], abs=1e-12)
+
+
+def test_a_draft_token_that_the_draft_could_not_draw_is_an_error() -> None:
+    with pytest.raises(ExactnessError, match=r"probability 0\.0 under the draft"):
+        Maximal(Branch([])).select(scores_of([0.5, 0.5]), 0, torch.tensor([0.0, 1.0]))
+
+
+def test_residual_underflow_falls_back_to_the_target_and_is_counted() -> None:
+    class Never(TorchRandomness):
+        def bernoulli(self, probability: float) -> bool:
+            return False
+
+    rule = Maximal(Never(torch.device("cpu")))
+    p = torch.tensor([0.25, 0.75])
+    assert not rule.select(
+        p.log()[None], 0, torch.tensor([0.25, 0.75]).float().softmax(-1) * 0 + p.log().softmax(-1)
+    ).is_accepted
+    assert rule.num_residual_underflows == 1
+
+
+def test_greedy_takes_the_first_of_equals_and_of_masked_rows() -> None:
+    assert Greedy().select(torch.tensor([[1.0, 3.0, 3.0]]), 2, None) == (1, False)
+    assert Greedy().select(torch.full((1, 3), -torch.inf), 0, None) == (0, True)
+
+
+def test_a_fork_draws_what_comes_next_and_uses_nothing_up() -> None:
+    for generator in (None, torch.Generator().manual_seed(3)):
+        torch.manual_seed(11)
+        randomness = TorchRandomness(torch.device("cpu"), generator)
+        probs = torch.rand(50)
+        fork = randomness.fork()
+        ahead = [fork.categorical(probs) for _ in range(20)]
+        assert [randomness.categorical(probs) for _ in range(20)] == ahead
+
+
+def test_make_rule() -> None:
+    randomness = TorchRandomness(torch.device("cpu"))
+    assert isinstance(make_rule(do_sample=False, sampling="maximal", randomness=randomness), Greedy)
+    assert isinstance(make_rule(do_sample=True, sampling="paired", randomness=randomness), Paired)
+    assert isinstance(make_rule(do_sample=True, sampling="maximal", randomness=randomness), Maximal)
