@@ -26,6 +26,7 @@ def request(
         do_sample=do_sample,
         processors=LogitsProcessorList(processors),
         randomness=TorchRandomness(torch.device("cpu")),
+        scores_dtype=torch.float32,
         is_paired=is_paired,
     )
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from branches import Branch, every_branch
 
+from autospec.certify.noise import EnumeratedNoise, Path, every_branch
 from autospec.decoding.selection import Greedy, Maximal, Paired, make_rule
 from autospec.errors import ExactnessError
 from autospec.randomness import TorchRandomness
@@ -33,10 +33,10 @@ def output_of(rule_type: Any, p: list[float], q: list[float], one_hot: int | Non
     output: dict[int, float] = defaultdict(float)
     accepted = 0.0
 
-    def run(branch: Branch) -> Any:
-        draft = branch.categorical(torch.tensor(q, dtype=torch.float64)) if one_hot is None else one_hot
+    def run(noise: EnumeratedNoise) -> Any:
+        draft = noise.categorical(torch.tensor(q, dtype=torch.float64)) if one_hot is None else one_hot
         probs = torch.tensor(q, dtype=torch.float64) if one_hot is None else None
-        return rule_type(branch).select(scores_of(p), draft, probs)
+        return rule_type(noise).select(scores_of(p), draft, probs)
 
     for probability, selection in every_branch(run):
         output[selection.token] += probability
@@ -77,7 +77,7 @@ def test_planted_residual_fault_is_seen() -> None:
 
 def test_a_draft_token_that_the_draft_could_not_draw_is_an_error() -> None:
     with pytest.raises(ExactnessError, match=r"probability 0\.0 under the draft"):
-        Maximal(Branch([])).select(scores_of([0.5, 0.5]), 0, torch.tensor([0.0, 1.0]))
+        Maximal(EnumeratedNoise(Path([]))).select(scores_of([0.5, 0.5]), 0, torch.tensor([0.0, 1.0]))
 
 
 def test_residual_underflow_falls_back_to_the_target_and_is_counted() -> None:

@@ -39,7 +39,14 @@ from autospec.cli.report import load_report, print_report
     show_envvar=True,
     help="JSONL with messages or prompt, segment, max_new_tokens; the demonstration's own if left out.",
 )
-@click.option("--limit", type=click.IntRange(min=1), default=None, show_envvar=True, help="Prompts of each segment.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=4,
+    show_default=True,
+    show_envvar=True,
+    help="Prompts of each segment (the demonstration has five); every prompt of your own.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, show_envvar=True, help="Seed of the sampled answers.")
 @click.option(
     "--html",
@@ -57,7 +64,7 @@ def command(
     store: str,
     dtype: Literal["bfloat16", "float32", "float16"],
     prompts: Path | None,
-    limit: int | None,
+    limit: int,
     seed: int,
     html: Path,
     json: bool,
@@ -73,7 +80,7 @@ def command(
     from autospec.telemetry.store import Store
 
     chosen = load_prompts(prompts)
-    if limit is not None:
+    if prompts is None:
         chosen = _first_of_each_segment(chosen, limit)
     Store(store).close()  # an unusable database is better known before minutes of work
     model, tokenizer = models.load(target, dtype=dtype)

@@ -13,6 +13,7 @@ from autospec.errors import AutospecError
 
 # name -> module that holds the command under the name `command`; loaded only when it is asked for
 _COMMANDS = {
+    "certify": "autospec.cli.certify",
     "demo": "autospec.cli.demo",
     "models": "autospec.cli.models",
     "report": "autospec.cli.report",

@@ -93,6 +93,7 @@ def _draft_medians(
         do_sample=False,
         processors=LogitsProcessorList(),
         randomness=TorchRandomness(target.device),
+        scores_dtype=torch.float32,
         is_paired=True,
     )
     session = source.start(request)

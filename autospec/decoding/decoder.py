@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
@@ -18,7 +19,7 @@ from autospec.decoding.support import CannotDecodeError, check_prompt, why_not
 from autospec.decoding.tally import Tally
 from autospec.decoding.target import TargetSession
 from autospec.drafts.base import DraftRequest, DraftSource
-from autospec.randomness import TorchRandomness
+from autospec.randomness import Randomness, TorchRandomness
 from autospec.types import RequestContext
 
 
@@ -34,6 +35,8 @@ class Decoder:
         sources: draft sources by name.
         sampling: how drawn drafts are verified, `paired` or `maximal`.
         streamer: sees the prompt and then each committed token.
+        make_randomness: where draws come from; torch's global generator unless something is to be proved.
+        scores_dtype: of the target's processed scores; `generate` uses float32.
     """
 
     def __init__(
@@ -44,12 +47,16 @@ class Decoder:
         sources: Mapping[str, DraftSource],
         sampling: str,
         streamer: BaseStreamer | None = None,
+        make_randomness: Callable[[torch.device], Randomness] = TorchRandomness,
+        scores_dtype: torch.dtype = torch.float32,
     ) -> None:
         self._segment = segment
         self._chooser = chooser
         self._sources = sources
         self._sampling = sampling
         self._streamer = streamer
+        self._make_randomness = make_randomness
+        self._scores_dtype = scores_dtype
         self.tally = Tally()
         self.generation_config: GenerationConfig | None = None
         self.prompt_tokens = 0
@@ -77,7 +84,7 @@ class Decoder:
         self.prompt_tokens = input_ids.shape[1]
         prompt = _without_padding(input_ids, model_kwargs.get("attention_mask"))
         do_sample = bool(generation_config.do_sample)
-        randomness = TorchRandomness(input_ids.device)
+        randomness = self._make_randomness(input_ids.device)
         request = RequestContext(
             segment=self._segment,
             prompt_tokens=len(prompt),
@@ -91,6 +98,7 @@ class Decoder:
             do_sample=do_sample,
             processors=pure_processors(logits_processor),
             randomness=randomness,
+            scores_dtype=self._scores_dtype,
             is_paired=self._sampling == "paired",
         )
         if self._streamer is not None:
@@ -108,6 +116,7 @@ class Decoder:
             draft_request=draft_request,
             prompt_tokens=prompt,
             window=context_window(model),
+            scores_dtype=self._scores_dtype,
         )
         self.tally = loop.tally
         try:

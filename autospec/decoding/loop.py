@@ -49,6 +49,7 @@ class Loop:
         draft_request: DraftRequest,
         prompt_tokens: list[int],
         window: int | None,
+        scores_dtype: torch.dtype,
     ) -> None:
         self._target = target
         self._answer = answer
@@ -60,6 +61,7 @@ class Loop:
         self._request = request
         self._draft_request = draft_request
         self._committed = prompt_tokens  # prompt and answer without padding, for the draft sources
+        self._scores_dtype = scores_dtype
         self._last_position = window if window is not None else sys.maxsize
         self.tally = Tally()
         self._watch = Stopwatch()
@@ -152,7 +154,7 @@ class Loop:
         emission_seconds = 0.0
         for position in range(num_draft + 1):
             raw = logits[position : position + 1].to(
-                copy=True, dtype=torch.float32, device=self._answer.input_ids.device
+                copy=True, dtype=self._scores_dtype, device=self._answer.input_ids.device
             )
             scores = self._processors(self._answer.input_ids, raw)
             draft_token = proposal.tokens[position] if position < num_draft else None

@@ -147,7 +147,7 @@ class AssistantSession:
         if is_first and (why := why_not_rollback(self._cache)):
             raise DraftError(f"{type(self._model).__name__} cannot draft: {why}")
         self._cached.extend(tokens)
-        return logits.to(torch.float32)
+        return logits.to(self._request.scores_dtype)
 
     def _scores(self, prefix: Tensor, logits: Tensor) -> Tensor:
         """The draft's processed scores over the target's vocabulary. Args: prefix: [1, n]; logits: [1, draft_vocab]."""

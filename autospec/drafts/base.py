@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from autospec.randomness import Randomness
 
 if TYPE_CHECKING:
-    from torch import Tensor, device
+    from torch import Tensor, device, dtype
     from transformers import LogitsProcessorList, PreTrainedModel
 
 
@@ -30,6 +30,7 @@ class DraftRequest:
     do_sample: bool
     processors: LogitsProcessorList  # those of the target that are pure, for the draft's own logits
     randomness: Randomness
+    scores_dtype: dtype  # in which draft probabilities are formed
     is_paired: bool  # draw with the noise that the target will use; otherwise with noise of one's own
 
 

@@ -1,6 +1,6 @@
 """Greedy answers to every demonstration prompt, for each source and block length, against the model's own `generate`.
 
-    python experiments/02_demo_exactness/run.py [--out DIR] [--new-tokens 32] [--limit N]
+    python experiments/02_demo_exactness/run.py [--out DIR] [--new-tokens 24] [--limit N]
 
 Exits 1 if any answer differs by more than a numerical tie (docs/exactness.md).
 """
@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 import autospec
 from autospec import models
+from autospec.caches import CACHE_KEYWORD, append, new_cache
 from autospec.data import DemoPrompt, load_prompts
 from autospec.decoding.ties import examine
 from autospec.demo import encode
@@ -37,7 +38,7 @@ DRAFT_LAYERS = 6
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder for results.json")
-    parser.add_argument("--new-tokens", type=int, default=32)
+    parser.add_argument("--new-tokens", type=int, default=24)
     parser.add_argument("--limit", type=int, default=None, help="only the first prompts")
     options = parser.parse_args()
     prompts = load_prompts()[: options.limit]
@@ -73,12 +74,19 @@ def run_dtype(
     for prompt in tqdm(prompts, desc=dtype):
         inputs = encode(tokenizer, prompt, model)
         start = inputs["input_ids"].shape[1]
-        expected = model.generate(**inputs, max_new_tokens=new_tokens, do_sample=False)[0, start:].tolist()
+        with torch.no_grad():  # once for all answers to this prompt; each starts from a copy
+            _, prefilled = append(model, inputs["input_ids"][:, :-1], new_cache(model))
+
+        def answer(inputs: Any = inputs, prefilled: Any = prefilled) -> torch.Tensor:
+            cache = {CACHE_KEYWORD: copy.deepcopy(prefilled)}
+            return model.generate(**inputs, **cache, max_new_tokens=new_tokens, do_sample=False)
+
+        expected = answer()[0, start:].tolist()
         verdicts: dict[tuple[int, ...], Any] = {}
         for (source, block_length), count in counts.items():
             policy = f"fixed:{source}:{block_length}"
             with autospec.wrap(model, tokenizer=tokenizer, drafts=drafts, policy=policy) as speculator:
-                output = model.generate(**inputs, max_new_tokens=new_tokens, do_sample=False)
+                output = answer()
                 record = speculator.last_request
             found = tuple(output[0, start:].tolist())
             if found not in verdicts:
