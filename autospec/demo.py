@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -48,6 +47,7 @@ def run_demo(
     policy: str = "auto",
     seed: int = 0,
     show_progress: bool = True,
+    say: Callable[[str], None] = _log.info,
 ) -> None:
     """Decode every prompt greedily and sampled, each plainly (control) and under the policy, in alternating order.
 
@@ -62,8 +62,12 @@ def run_demo(
         drafts, policy: as in `autospec.wrap`.
         seed: of the sampled answers; each pair uses the same noise on both sides.
         show_progress: a bar on stderr.
+        say: told of each stage before the bar begins.
     """
+    say("warming up ...")
     _warm_up(model, tokenizer, prompts[0])
+    if policy == "auto":
+        say("measuring what drafting and verifying cost on this device ...")
     with wrap(model, tokenizer=tokenizer, drafts=drafts, policy=policy, store=store, run=run) as speculator:
         jobs = [(prompt, options) for prompt in _interleaved(prompts) for options in (GREEDY, SAMPLED)]
         bar = tqdm(jobs, desc="demo", unit="pair", disable=not show_progress)
@@ -144,6 +148,4 @@ def _interleaved(prompts: Sequence[DemoPrompt]) -> Iterator[DemoPrompt]:
 
 def _warm_up(model: PreTrainedModel, tokenizer: Any, prompt: DemoPrompt) -> None:
     """First calls allocate and choose kernels; that belongs to neither side."""
-    started = time.perf_counter()
     model.generate(**encode(tokenizer, prompt, model), max_new_tokens=4, do_sample=False)
-    _log.info("warmed up in %.1f s", time.perf_counter() - started)

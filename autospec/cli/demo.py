@@ -83,6 +83,7 @@ def command(
     if prompts is None:
         chosen = _first_of_each_segment(chosen, limit)
     Store(store).close()  # an unusable database is better known before minutes of work
+    click.echo(f"loading {target} ...", err=True)
     model, tokenizer = models.load(target, dtype=dtype)
     drafts: list[Any] = ["ngram"]
     if assistant is not None:
@@ -101,6 +102,7 @@ def command(
         policy=policy,
         seed=seed,
         show_progress=sys.stderr.isatty() or not json,
+        say=lambda text: click.echo(text, err=True),
     )
     print_report(load_report(store, run, ("segment",)), json, html)
     notes = [

@@ -17,6 +17,7 @@ _COMMANDS = {
     "demo": "autospec.cli.demo",
     "models": "autospec.cli.models",
     "report": "autospec.cli.report",
+    "verify": "autospec.cli.verify",
     "version": "autospec.cli.version",
 }
 

@@ -12,7 +12,7 @@ import copy
 import json
 import platform
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,12 @@ import torch
 import transformers
 from tqdm import tqdm
 
-import autospec
 from autospec import models
-from autospec.caches import CACHE_KEYWORD, append, new_cache
 from autospec.data import DemoPrompt, load_prompts
-from autospec.decoding.ties import examine
-from autospec.demo import encode
 from autospec.deployment import describe_deployment
 from autospec.drafts import Assistant
+from autospec.verify import BLOCK_LENGTHS, verify_greedy
 
-SOURCES = ("ngram", "assistant")
-BLOCK_LENGTHS = (1, 2, 4, 8, 16)
 DTYPES = ("float32", "bfloat16")
 DRAFT_LAYERS = 6
 
@@ -70,43 +65,25 @@ def run_dtype(
 ) -> None:
     """Add counts and differences of one dtype to the results."""
     drafts = ["ngram", Assistant(first_layers(model, DRAFT_LAYERS), tokenizer=tokenizer)]
-    counts = {(source, k): Counter[str]() for source in SOURCES for k in BLOCK_LENGTHS}
-    for prompt in tqdm(prompts, desc=dtype):
-        inputs = encode(tokenizer, prompt, model)
-        start = inputs["input_ids"].shape[1]
-        with torch.no_grad():  # once for all answers to this prompt; each starts from a copy
-            _, prefilled = append(model, inputs["input_ids"][:, :-1], new_cache(model))
-
-        def answer(inputs: Any = inputs, prefilled: Any = prefilled) -> torch.Tensor:
-            cache = {CACHE_KEYWORD: copy.deepcopy(prefilled)}
-            return model.generate(**inputs, **cache, max_new_tokens=new_tokens, do_sample=False)
-
-        expected = answer()[0, start:].tolist()
-        verdicts: dict[tuple[int, ...], Any] = {}
-        for (source, block_length), count in counts.items():
-            policy = f"fixed:{source}:{block_length}"
-            with autospec.wrap(model, tokenizer=tokenizer, drafts=drafts, policy=policy) as speculator:
-                output = answer()
-                record = speculator.last_request
-            found = tuple(output[0, start:].tolist())
-            if found not in verdicts:
-                verdicts[found] = examine(model, inputs["input_ids"], expected, found)
-            difference = verdicts[found]
-            kind = "identical" if difference is None else "tie" if difference.is_tie else "different"
-            count.update({kind: 1, "accepted": record.num_accepted_tokens, "judged": record.num_judged_tokens})
-            if difference is not None:
-                results["differences"].append(
-                    {
-                        "dtype": dtype,
-                        "prompt": prompt.prompt_id,
-                        "source": source,
-                        "block_length": block_length,
-                        "position": difference.position,
-                        "logit_gap": difference.logit_gap,
-                        "tolerance": difference.tolerance,
-                        "is_tie": difference.is_tie,
-                    }
-                )
+    counts: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
+    verdicts = verify_greedy(model, tokenizer, prompts, drafts=drafts, max_new_tokens=new_tokens)
+    for verdict in tqdm(verdicts, desc=dtype, total=len(prompts) * len(drafts) * len(BLOCK_LENGTHS)):
+        counts[verdict.source, verdict.block_length].update(
+            {verdict.kind: 1, "accepted": verdict.num_accepted_tokens, "judged": verdict.num_judged_tokens}
+        )
+        if verdict.difference is not None:
+            results["differences"].append(
+                {
+                    "dtype": dtype,
+                    "prompt": verdict.prompt_id,
+                    "source": verdict.source,
+                    "block_length": verdict.block_length,
+                    "position": verdict.difference.position,
+                    "logit_gap": verdict.difference.logit_gap,
+                    "tolerance": verdict.difference.tolerance,
+                    "is_tie": verdict.difference.is_tie,
+                }
+            )
     for (source, block_length), count in counts.items():
         numbers = {key: count[key] for key in ("identical", "tie", "different", "accepted", "judged")}
         results["counts"].append({"dtype": dtype, "source": source, "block_length": block_length, **numbers})

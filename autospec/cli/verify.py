@@ -1,0 +1,120 @@
+"""`autospec verify`: is greedy decoding of your own model on your own prompts the same with and without speculation?"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from json import dumps
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+
+@click.command(name="verify")
+@click.option("--target", required=True, show_envvar=True, help="Model folder, hub id, or smollm2-135m.")
+@click.option("--assistant", default=None, show_envvar=True, help="A smaller model with the same tokenizer, to draft.")
+@click.option(
+    "--prompts",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    default=None,
+    show_envvar=True,
+    help="JSONL with messages or prompt, segment, max_new_tokens; the demonstration's own if left out.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    default="float32",
+    show_default=True,
+    show_envvar=True,
+    help="Number format of the models.",
+)
+@click.option(
+    "--block-lengths", default="1,2,4,8,16", show_default=True, show_envvar=True, help="Comma-separated, each >= 1."
+)
+@click.option(
+    "--new-tokens",
+    type=click.IntRange(min=1),
+    default=None,
+    show_envvar=True,
+    help="Tokens of each answer; the prompt's own number if left out.",
+)
+@click.option("--limit", type=click.IntRange(min=1), default=None, show_envvar=True, help="Only the first prompts.")
+@click.option("--json", is_flag=True, show_envvar=True, help="Print one JSON object.")
+def command(
+    target: str,
+    assistant: str | None,
+    prompts: Path | None,
+    dtype: Literal["float32", "bfloat16", "float16"],
+    block_lengths: str,
+    new_tokens: int | None,
+    limit: int | None,
+    json: bool,
+) -> None:
+    """Compare greedy answers with and without speculation, and print where they part and by how much.
+
+    A difference is a tie where the target's own one-token forwards put both tokens within the tolerance of its number
+    format. Exits with 1 if an answer differs otherwise.
+    """
+    from tqdm import tqdm
+
+    from autospec import models
+    from autospec.data import load_prompts
+    from autospec.verify import verify_greedy
+
+    lengths = _parse_lengths(block_lengths)
+    chosen = load_prompts(prompts)[:limit]
+    click.echo(f"loading {target} ...", err=True)
+    model, tokenizer = models.load(target, dtype=dtype)
+    drafts: list[Any] = ["ngram"]
+    if assistant is not None:
+        from autospec.drafts import Assistant
+
+        small_model, small_tokenizer = models.load(assistant, dtype=dtype)
+        drafts.append(Assistant(small_model, tokenizer=small_tokenizer))
+    found = verify_greedy(model, tokenizer, chosen, drafts=drafts, block_lengths=lengths, max_new_tokens=new_tokens)
+    total = len(chosen) * len(drafts) * len(lengths)
+    verdicts = list(tqdm(found, total=total, desc="verify", unit="answer"))
+    counts = Counter(v.kind for v in verdicts)
+    parted = [v for v in verdicts if v.difference is not None]
+    rows = [
+        {
+            "prompt": v.prompt_id,
+            "source": v.source,
+            "block_length": v.block_length,
+            "kind": v.kind,
+            "position": v.difference.position,
+            "expected": v.difference.expected,
+            "found": v.difference.found,
+            "logit_gap": v.difference.logit_gap,
+            "tolerance": v.difference.tolerance,
+        }
+        for v in parted
+        if v.difference is not None
+    ]
+    if json:
+        click.echo(dumps({"answers": len(verdicts), "dtype": dtype, **counts, "differences": rows}))
+    else:
+        for row in rows:
+            click.echo(
+                f"{row['kind']}: {row['prompt']}, {row['source']}:{row['block_length']}, token {row['position']}: "
+                f"{row['expected']} / {row['found']}, logit gap {row['logit_gap']:.4g} "
+                f"(tolerance {row['tolerance']:.4g})"
+            )
+        click.echo(
+            f"{len(verdicts)} answers in {dtype}: {counts['identical']} identical, {counts['tie']} ties, "
+            f"{counts['different']} different"
+        )
+    sys.exit(1 if counts["different"] else 0)
+
+
+def _parse_lengths(text: str) -> tuple[int, ...]:
+    try:
+        lengths = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        lengths = ()
+    if not lengths or min(lengths) < 1:
+        raise click.BadParameter(
+            f"{text!r}: whole numbers of at least 1, separated by commas", param_hint="--block-lengths"
+        )
+    return lengths
