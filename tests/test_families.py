@@ -8,8 +8,8 @@ import pytest
 import tiny
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM
 from test_decoder import Oracle
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import autospec
 from autospec.drafts import Assistant
@@ -125,12 +125,10 @@ def test_what_cannot_be_rolled_back_is_decoded_plainly(family: str) -> None:
     for do_sample in (False, True):
         torch.manual_seed(2)
         plain = model.generate(ids, max_new_tokens=16, do_sample=do_sample)
-        with (
-            autospec.wrap(model, drafts=["ngram"], policy="fixed:ngram:4") as speculator,
-            pytest.warns(UserWarning, match="autospec"),
-        ):
+        with autospec.wrap(model, drafts=["ngram"], policy="fixed:ngram:4") as speculator:
             torch.manual_seed(2)
-            found = model.generate(ids, max_new_tokens=16, do_sample=do_sample)
+            with pytest.warns(UserWarning, match="autospec"):
+                found = model.generate(ids, max_new_tokens=16, do_sample=do_sample)
             record = speculator.last_request
         assert record is not None
         assert record.fallback_reason is not None
