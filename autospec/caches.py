@@ -24,8 +24,29 @@ CACHE_KEYWORD: str = (
 
 def context_window(model: PreTrainedModel) -> int | None:
     """How many tokens the model has positions for; None when it does not say."""
-    window = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-    return window if isinstance(window, int) else None
+    config = model.config.get_text_config(decoder=True)
+    names = ("max_position_embeddings", "max_target_positions", "max_seq_len")
+    return next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
+
+
+def stretches_beyond(model: PreTrainedModel) -> int | None:
+    """The text length beyond which rotary frequencies change with the length itself; None when they never do.
+
+    There a forward over several tokens rotates them all as its last one, and differs from one token at a time.
+    """
+    config = model.config.get_text_config(decoder=True)
+    rope = getattr(config, "rope_parameters", None)
+    kinds = [rope, *rope.values()] if isinstance(rope, dict) else []
+    for parameters in kinds:
+        if isinstance(parameters, dict) and parameters.get("rope_type") in ("dynamic", "longrope"):
+            limit = parameters.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", None
+            )
+            return int(limit or config.max_position_embeddings)
+    return None
+
+
+_KNOWN_LAYERS = {DynamicLayer, DynamicSlidingWindowLayer}
 
 
 def find_cache(holder: Mapping[str, Any]) -> Any | None:
@@ -40,7 +61,8 @@ def new_cache(model: PreTrainedModel) -> DynamicCache:
     keep to the window all the same; the price is memory for the whole context.
     """
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    if any(isinstance(layer, DynamicSlidingWindowLayer) for layer in cache.layers):
+    kinds = {type(layer) for layer in cache.layers}
+    if DynamicSlidingWindowLayer in kinds and kinds <= _KNOWN_LAYERS:
         cache = DynamicCache()
     start_recording(cache)
     return cache
@@ -78,6 +100,12 @@ def why_not_rollback(cache: Any | None) -> str | None:
     if is_croppable is None:
         is_croppable = all(isinstance(layer, DynamicLayer) for layer in cache.layers)
     return None if is_croppable else f"the cache ({type(cache).__name__}) cannot be rolled back"
+
+
+def why_not_draft_cache(cache: DynamicCache) -> str | None:
+    """Why a draft cannot keep its own tokens in `cache` over several forwards; None when it can."""
+    unknown = sorted({type(layer).__name__ for layer in cache.layers if type(layer) not in _KNOWN_LAYERS})
+    return f"its cache has layers ({', '.join(unknown)}) that cannot be rolled back" if unknown else None
 
 
 def start_recording(cache: Cache) -> None:

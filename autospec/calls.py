@@ -33,13 +33,15 @@ class Call:
 
     Args:
         model: the wrapped model.
-        args, kwargs: as given by the user; `segment` is autospec's own and taken out.
+        args, kwargs: as given by the user.
     """
 
     def __init__(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._model = model
-        self.segment: str | None = kwargs.pop("segment", None)
-        bound = _SIGNATURE.bind_partial(None, *args, **kwargs).arguments
+        try:
+            bound = _SIGNATURE.bind_partial(None, *args, **kwargs).arguments
+        except TypeError:  # a generate with a signature of its own, or a mistake that it will name itself
+            bound = {"self": None, "kwargs": kwargs}
         bound.pop("self")
         extra = bound.pop("kwargs", {})
         self.arguments: dict[str, Any] = {**bound, **extra}
@@ -92,20 +94,21 @@ class Call:
         """Stop strings were asked for, and no tokenizer is known to find them with."""
         return self.setting("stop_strings") is not None and self._tokenizer(tokenizer) is None
 
-    def for_original(self, tokenizer: Any | None) -> dict[str, Any]:
-        """The arguments for the original `generate`; the wrapper's tokenizer helps out where stop strings need one."""
-        arguments = dict(self.arguments)
-        if self.setting("stop_strings") is not None and "tokenizer" not in arguments and tokenizer is not None:
-            arguments["tokenizer"] = tokenizer
-        return arguments
+    def missing_for_original(self, tokenizer: Any | None) -> dict[str, Any]:
+        """What the original `generate` needs beyond the user's arguments: a tokenizer, where stop strings need one."""
+        if self.setting("stop_strings") is None or "tokenizer" in self.arguments or tokenizer is None:
+            return {}
+        return {"tokenizer": tokenizer}
 
     def _tokenizer(self, tokenizer: Any | None) -> Any | None:
         return self.arguments.get("tokenizer", tokenizer)
 
     def prompt_tokens(self) -> int:
-        """Tokens of the prompt, 0 when it is not given as ids."""
+        """Tokens of the prompt; 1 (the start token) when nothing is given, 0 when it is not given as ids."""
         ids = self.arguments.get("inputs")
         ids = ids if ids is not None else self.arguments.get("input_ids")
+        if ids is None and self.arguments.get("inputs_embeds") is None:
+            return 1
         return int(ids.shape[-1]) if isinstance(ids, Tensor) and ids.dim() == 2 else 0
 
     def output_tokens(self, output: Any, *, is_encoder_decoder: bool) -> int:
@@ -116,8 +119,8 @@ class Call:
         rows = sequences[:, 1 if is_encoder_decoder else self.prompt_tokens() :]
         if rows.shape[0] == 1:
             return int(rows.shape[1])
-        pad, eos = self.setting("pad_token_id"), self.setting("eos_token_id")
-        ends = {pad, *(eos if isinstance(eos, list) else [eos])} - {None}
+        eos = self.setting("eos_token_id")
+        ends = set(eos if isinstance(eos, list) else [eos]) - {None}
         return sum(_length(row.tolist(), ends) for row in rows)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from autospec.errors import ExactnessError
+from autospec.errors import ConfigurationError, ExactnessError
 from autospec.policies.base import Policy
-from autospec.types import Action, BlockContext, BlockOutcome
+from autospec.types import NONE, OFF, Action, BlockContext, BlockOutcome
 
 
 class Controller:
@@ -18,7 +18,13 @@ class Controller:
 
     def choose(self, context: BlockContext) -> Action:
         with self._lock:
-            return self._policy.choose(context)
+            action = self._policy.choose(context)
+        if not isinstance(action, Action) or type(action.block_length) is not int or action.block_length < 0:
+            shown = f"{type(action).__name__} {getattr(action, 'label', action)!s:.80}"
+            raise ConfigurationError(
+                f"policy {self._policy.name!r} chose {shown}: an Action with a block length of at least 0 is needed"
+            )
+        return action if action.source != NONE else OFF
 
     def observe(self, outcome: BlockOutcome) -> None:
         """Pass on what a block did, once it is certain that asked, drafted and counted agree."""

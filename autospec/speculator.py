@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import threading
 import uuid
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from functools import wraps
+from functools import update_wrapper
+from types import MethodType
 from typing import TYPE_CHECKING, Any
+
+from transformers import GenerationMixin
 
 from autospec.calls import Call
 from autospec.controller import Controller
 from autospec.decoding.decoder import Decoder
+from autospec.decoding.probe import why_not_by_blocks
 from autospec.decoding.support import CannotDecodeError
 from autospec.decoding.tally import Stopwatch, Tally
 from autospec.deployment import describe_deployment
 from autospec.drafts.base import DraftSource
 from autospec.drafts.registry import make_sources
 from autospec.errors import ConfigurationError
+from autospec.notices import warn
 from autospec.policies.base import CostEstimates, Policy
 from autospec.policies.registry import make_policy
 from autospec.segments import resolve
@@ -78,23 +82,36 @@ class Speculator:
         sampling: str,
         run: str | None,
     ) -> None:
-        if not callable(getattr(model, "generate", None)):
+        if isinstance(model, type) or not callable(getattr(model, "generate", None)) or not hasattr(model, "config"):
             raise ConfigurationError(f"wrap({type(model).__name__}): a transformers model with generate() is needed")
-        if isinstance(getattr(model.generate, "speculator", None), Speculator):
+        if isinstance(model.generate, _Installed):
             raise ConfigurationError("this model is wrapped already: close() the first speculator")
         if sampling not in SAMPLING:
             raise ConfigurationError(f"sampling={sampling!r}: known are {', '.join(SAMPLING)}")
+        for name, value in (("store", store), ("run", run)):
+            if value is not None and not isinstance(value, str):
+                raise ConfigurationError(
+                    f"{name}={value!r}: a text or None is needed, as in store='sqlite:///autospec.db'"
+                )
+        if isinstance(tokenizer, str):
+            raise ConfigurationError(f"tokenizer={tokenizer!r}: pass the tokenizer itself, not its name")
         self.model = model
         self.tokenizer = tokenizer
         self.sources = make_sources(drafts)
-        for source in self.sources.values():
-            source.attach(model, tokenizer)
-        self.policy = make_policy(policy, self.sources, self._measure_costs)
+        self._refusal = _why_never(model) if self.sources else None
+        if self._refusal is None:
+            for source in self.sources.values():
+                source.attach(model, tokenizer)
+        self.policy = make_policy(
+            "off" if self._refusal and policy == "auto" else policy, self.sources, self._measure_costs
+        )
         self.last_request: RequestRecord | None = None
         self._sampling = sampling
         self._controller = Controller(self.policy)
         self._run = run
         self._deployment = describe_deployment(model, self.sources)
+        self._place = (model.device, model.dtype)
+        self._is_closed = False
         self._is_control: ContextVar[bool] = ContextVar("autospec_control", default=False)
         self._lock = threading.Lock()
         self._warned: set[str] = set()
@@ -107,10 +124,14 @@ class Speculator:
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """What `model.generate` calls while the model is wrapped; takes and returns the same, and `segment=`."""
+        if self._is_closed:
+            raise ConfigurationError("this speculator is closed: wrap the model again")
+        if args and isinstance(args[0], type(self.model)):
+            raise ConfigurationError("custom_generate=speculator.generate works on the wrapped model alone")
+        segment = resolve(kwargs.pop("segment", None))
         call = Call(self.model, args, kwargs)
-        segment = resolve(call.segment)
         if call.arguments.get("custom_generate") in (self.generate, self._installed):
-            del call.arguments["custom_generate"]
+            del call.arguments["custom_generate"], kwargs["custom_generate"]
         request = _Running()
         is_control = self._is_control.get()
         reason = None if is_control else self._why_not(call)
@@ -130,7 +151,7 @@ class Speculator:
                 except CannotDecodeError as cannot:
                     reason = str(cannot)
             if reason is not None or is_control:
-                output = self._original(**call.for_original(self.tokenizer))
+                output = self._original(*args, **kwargs, **call.missing_for_original(self.tokenizer))
         except BaseException as caught:
             error = caught
             raise
@@ -154,6 +175,7 @@ class Speculator:
 
     def close(self) -> None:
         """Flush telemetry and give the model its own `generate` back. May be called twice."""
+        self._is_closed = True
         self._uninstall()
         if self._recorder is not None:
             self._recorder.close()
@@ -178,14 +200,8 @@ class Speculator:
     def _install(self) -> None:
         self._previous = vars(self.model).get("generate")
         self._original = self.model.generate
-
-        @wraps(self._original)
-        def generate(*args: Any, **kwargs: Any) -> Any:
-            return self.generate(*args, **kwargs)
-
-        generate.speculator = self  # type: ignore[attr-defined]
-        self._installed = generate
-        self.model.generate = generate
+        self._installed = _Installed(self, self._original)
+        self.model.generate = self._installed
 
     def _uninstall(self) -> None:
         if vars(self.model).get("generate") is not self._installed:
@@ -196,12 +212,14 @@ class Speculator:
 
     def _why_not(self, call: Call) -> str | None:
         """What can be told from the call alone; the decoder finds the rest once the call is prepared."""
+        if self._refusal is not None:
+            return self._refusal
         if call.arguments.get("custom_generate") is not None:
             return "the call brings its own custom_generate"
         if call.arguments.get("assistant_model") is not None:
             return "the call brings its own assistant_model"
-        if self.model.config.is_encoder_decoder:
-            return "encoder-decoder models are decoded by transformers itself"
+        if self.model.training:
+            return "the model is in training mode"
         if call.arguments.get("synced_gpus"):
             return "synced_gpus=True"
         if call.setting("token_healing"):
@@ -234,7 +252,10 @@ class Speculator:
             prompt_tokens, output_tokens = decoder.prompt_tokens, decoder.output_tokens
         if reason is not None and reason not in self._warned:
             self._warned.add(reason)
-            warnings.warn(f"autospec: left to the original generate: {reason}", stacklevel=3)
+            warn(f"left to the original generate: {reason}", stacklevel=3)
+        if (self.model.device, self.model.dtype) != self._place:  # moved since it was wrapped
+            self._place = (self.model.device, self.model.dtype)
+            self._deployment = describe_deployment(self.model, self.sources)
         record = RequestRecord(
             request_id=request.id,
             started_at=request.started_at,
@@ -272,3 +293,40 @@ class _Running:
         self.id = uuid.uuid4().hex
         self.started_at = datetime.now(UTC)
         self.watch = Stopwatch()
+
+
+class _Installed:
+    """What stands in the model's place for `generate`. A copy of the model, or a pickled one, has its own again."""
+
+    def __init__(self, speculator: Speculator, original: Any) -> None:
+        update_wrapper(self, original)
+        self._speculator = speculator
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._speculator.generate(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return _own_generate(memo[id(self._speculator.model)])
+
+    def __reduce__(self) -> Any:
+        return _own_generate, (self._speculator.model,)
+
+
+def _own_generate(model: Any) -> MethodType:
+    return MethodType(type(model).generate, model)
+
+
+def _why_never(model: Any) -> str | None:
+    """Why no call of this model can be decoded by blocks; None when some can."""
+    if model.config.is_encoder_decoder:
+        return "encoder-decoder models are decoded by transformers itself"
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        return "prompt tuning is left to peft"
+    is_peft = hasattr(model, "get_base_model")
+    if not is_peft and getattr(type(model), "generate", None) is not GenerationMixin.generate:
+        return f"{type(model).__name__} has a generate of its own"
+    try:
+        return why_not_by_blocks(model)
+    except Exception as error:  # noqa: BLE001  # whatever it is, this model is not one to speculate with
+        text = " ".join(str(error).split())
+        return f"the model could not be probed ({type(error).__name__}: {text:.200})"

@@ -10,7 +10,7 @@ from autospec.policies.fixed import Fixed
 from autospec.policies.goodput import Goodput
 from autospec.types import NONE
 
-FORMS = "'auto', 'off', 'fixed:SOURCE:BLOCK_LENGTH', or an object with choose and observe"
+FORMS = "'auto', 'off', 'fixed:SOURCE:BLOCK_LENGTH', or an object with name, choose and observe"
 
 
 def make_policy(policy: str | Policy, sources: Collection[str], measure_costs: Callable[[], CostEstimates]) -> Policy:
@@ -25,8 +25,9 @@ def make_policy(policy: str | Policy, sources: Collection[str], measure_costs: C
         ConfigurationError: an unknown policy or source, or a block length that is no whole number >= 0.
     """
     if not isinstance(policy, str):
-        if not (callable(getattr(policy, "choose", None)) and callable(getattr(policy, "observe", None))):
-            raise ConfigurationError(f"policy={policy!r} is no policy: known are {FORMS}")
+        is_one = callable(getattr(policy, "choose", None)) and callable(getattr(policy, "observe", None))
+        if isinstance(policy, type) or not is_one or not isinstance(getattr(policy, "name", None), str):
+            raise ConfigurationError(f"policy={policy!r:.80} is no policy: known are {FORMS}")
         _check_source(policy, sources)
         return policy
     if policy == "auto":

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from test_decoder import Oracle
 from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration, pipeline
 
 import autospec
-from autospec.drafts import Assistant, NGram
-from autospec.errors import ConfigurationError, StoreError
+from autospec.drafts import Assistant, NGram, Proposal
+from autospec.errors import ConfigurationError, DraftError, StoreError
 from autospec.policies import Fixed
 from autospec.telemetry.store import Store
 
@@ -359,3 +360,198 @@ class TestPrompts:
                 assert torch.equal(model.generate(tiny.prompt(20), max_new_tokens=20, do_sample=False), plain)
             assert speculator.last_request is not None
             assert speculator.last_request.num_draft_tokens > 0
+
+
+class TestHiddenState:
+    """What others do to the model, to the generator, or in the middle of a call."""
+
+    def test_a_copy_of_a_wrapped_model_is_its_own(self, model: Any) -> None:
+        ids = tiny.prompt(20)
+        other = tiny.llama(seed=9)
+        expected = other.generate(ids, **GREEDY)
+        with autospec.wrap(model, policy="fixed:ngram:4"):
+            copied = copy.deepcopy(model)
+        copied.load_state_dict(other.state_dict())
+        assert torch.equal(copied.generate(ids, **GREEDY), expected)
+        with autospec.wrap(copied, policy="fixed:ngram:4"):
+            assert torch.equal(copied.generate(ids, **GREEDY), expected)
+
+    def test_a_wrapped_model_can_be_pickled(self) -> None:
+        import pickle
+
+        model = tiny.llama()  # transformers itself makes a model that has generated unfit for pickling
+        with autospec.wrap(model, drafts=[], policy="off"):
+            copied = pickle.loads(pickle.dumps(model))
+        ids = tiny.prompt(9)
+        assert torch.equal(copied.generate(ids, **GREEDY), model.generate(ids, **GREEDY))
+
+    def test_training_mode(self) -> None:
+        target, draft = tiny.llama(attention_dropout=0.5), tiny.llama(attention_dropout=0.5)
+        with pytest.raises(DraftError, match=r"assistant.eval\(\)"):
+            autospec.wrap(target, drafts=[Assistant(draft.train())], policy="off")
+        with autospec.wrap(target, policy="fixed:ngram:4"):
+            target.train()
+            with pytest.warns(UserWarning, match="training mode"):
+                target.generate(tiny.prompt(20), **GREEDY)
+            target.eval()
+
+    def test_others_may_use_the_global_generator(self, model: Any) -> None:
+        class Noisy(NGram):
+            def start(self, request: Any) -> Any:
+                torch.manual_seed(123)
+                return super().start(request)
+
+        class Shaky(Fixed):
+            def choose(self, context: Any) -> Any:
+                torch.rand(3)
+                return super().choose(context)
+
+        ids, options = tiny.prompt(30), {"max_new_tokens": 20, "do_sample": True}
+        torch.manual_seed(4)
+        plain = model.generate(ids, **options)
+        with autospec.wrap(model, drafts=[Noisy(min_ngram=1)], policy=Shaky("ngram", block_length=4)) as speculator:
+            torch.manual_seed(4)
+            assert torch.equal(model.generate(ids, **options), plain)
+            assert speculator.last_request is not None
+            assert speculator.last_request.num_draft_tokens > 0
+
+    def test_warnings_as_errors_cost_no_answer(self, model: Any) -> None:
+        import warnings
+
+        with autospec.wrap(model, policy="fixed:ngram:4"), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert model.generate(tiny.prompt(20), num_beams=2, **GREEDY).shape == (1, 32)
+
+    @pytest.mark.parametrize("target", [tiny.llama(), tiny.mistral(window=8)], ids=["full", "window"])
+    def test_an_error_leaves_the_cache_as_plain_decoding_does(self, target: Any) -> None:
+        from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
+
+        from autospec.caches import CACHE_KEYWORD
+
+        class Broken(LogitsProcessor):
+            def __call__(self, input_ids: Any, scores: Any) -> Any:
+                if input_ids.shape[1] == 27:
+                    raise RuntimeError("broken")
+                return scores
+
+        answer = target.generate(tiny.prompt(20), max_new_tokens=20, do_sample=False)[0].tolist()
+
+        def broken_off() -> Any:
+            cache = DynamicCache(config=target.config)
+            with pytest.raises(RuntimeError, match="broken"):
+                target.generate(
+                    tiny.prompt(20),
+                    max_new_tokens=20,
+                    do_sample=False,
+                    logits_processor=LogitsProcessorList([Broken()]),
+                    **{CACHE_KEYWORD: cache},
+                )
+            return cache
+
+        plain = broken_off()
+        with autospec.wrap(target, drafts=[Oracle(answer)], policy=Fixed("oracle", block_length=8)):
+            found = broken_off()
+        assert found.get_seq_length() == plain.get_seq_length()
+        for a, b in zip(plain.layers, found.layers, strict=True):
+            assert a.keys.shape == b.keys.shape
+            assert getattr(b, "record_past", False) is False
+
+    def test_int32_prompts(self, model: Any) -> None:
+        ids = tiny.prompt(20).to(torch.int32)
+        plain = model.generate(ids, **GREEDY)
+        with autospec.wrap(model, policy="fixed:ngram:4"):
+            found = model.generate(ids, **GREEDY)
+        assert found.dtype == plain.dtype
+        assert torch.equal(found, plain)
+
+    def test_a_broken_streamer_does_not_hide_the_first_error(self, model: Any) -> None:
+        class Broken:
+            def put(self, value: Any) -> None:
+                raise RuntimeError("first")
+
+            def end(self) -> None:
+                raise RuntimeError("second")
+
+        with autospec.wrap(model, policy="fixed:ngram:4"), pytest.raises(RuntimeError, match="first"):
+            model.generate(tiny.prompt(20), streamer=Broken(), **GREEDY)
+
+    def test_use_after_close_and_on_another_model(self, model: Any) -> None:
+        speculator = autospec.wrap(model, policy="off")
+        with pytest.raises(ConfigurationError, match="the wrapped model alone"):
+            tiny.llama(seed=3).generate(tiny.prompt(9), custom_generate=speculator.generate, **GREEDY)
+        speculator.close()
+        with pytest.raises(ConfigurationError, match="closed"):
+            model.generate(tiny.prompt(9), custom_generate=speculator.generate, **GREEDY)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"store": Path("a.db")}, "store=.*a text or None"),
+            ({"run": 5}, "run=5: a text or None"),
+            ({"tokenizer": "gpt2"}, "pass the tokenizer itself"),
+            ({"drafts": [NGram]}, "is not a draft source"),
+            ({"drafts": None}, "None is not a draft source"),
+            ({"policy": Fixed}, "is no policy"),
+        ],
+    )
+    def test_mistaken_arguments(self, model: Any, options: Any, message: str) -> None:
+        with pytest.raises(ConfigurationError, match=message):
+            autospec.wrap(model, **{"policy": "off", **options})
+
+
+class TestMisbehavingPlugIns:
+    @pytest.mark.parametrize(
+        ("proposal", "reason"),
+        [
+            (Proposal([64]), "proposed token id 64, the target has ids 0 to 63"),
+            (Proposal([-1]), "proposed token id -1"),
+            (Proposal([1] * 9), "proposed 9 tokens when asked for 4"),
+            (Proposal([1.0]), "not a list of whole numbers"),  # type: ignore[list-item]
+            ([1, 2], "proposed list instead of a Proposal"),
+            (Proposal([1, 2], torch.ones(1, 64) / 64), r"draft_probs of shape \(1, 64\)"),
+            (ZeroDivisionError("oh"), "ZeroDivisionError: oh"),
+        ],
+        ids=str,
+    )
+    @pytest.mark.parametrize("do_sample", [False, True])
+    def test_are_switched_off_with_the_reason(self, model: Any, proposal: Any, reason: str, do_sample: bool) -> None:
+        class Bad(Oracle):
+            def propose(self, committed: Any, block_length: int) -> Any:
+                if isinstance(proposal, Exception):
+                    raise proposal
+                return proposal
+
+        options = {"max_new_tokens": 12, "do_sample": do_sample}
+        torch.manual_seed(0)
+        plain = model.generate(tiny.prompt(20), **options)
+        with autospec.wrap(model, drafts=[Bad([])], policy=Fixed("oracle", block_length=4)) as speculator:
+            torch.manual_seed(0)
+            with pytest.warns(UserWarning, match=f"oracle switched off: .*{reason}"):
+                assert torch.equal(model.generate(tiny.prompt(20), **options), plain)
+            assert speculator.last_request is not None
+            assert speculator.last_request.num_draft_tokens == 0
+
+    @pytest.mark.parametrize(
+        "action", [None, ("ngram", 4), autospec.Action("ngram", -1), autospec.Action("ngram", True)], ids=str
+    )
+    def test_policies_that_choose_nonsense(self, model: Any, action: Any) -> None:
+        class Bad(Fixed):
+            def choose(self, context: Any) -> Any:
+                return action
+
+        with (
+            autospec.wrap(model, policy=Bad("ngram", block_length=1)),
+            pytest.raises(ConfigurationError, match="an Action with a block length of at least 0 is needed"),
+        ):
+            model.generate(tiny.prompt(20), **GREEDY)
+
+    def test_a_policy_that_chooses_a_source_that_is_not_there(self, model: Any) -> None:
+        class Bad(Fixed):
+            def choose(self, context: Any) -> Any:
+                return autospec.Action("magic", 4)
+
+        with (
+            autospec.wrap(model, policy=Bad("ngram", block_length=1)),
+            pytest.raises(ConfigurationError, match="chose draft source 'magic': usable here are none, ngram"),
+        ):
+            model.generate(tiny.prompt(20), **GREEDY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from autospec.caches import CACHE_KEYWORD
+
+_log = logging.getLogger("autospec")
 
 
 class Answer:
@@ -46,7 +49,7 @@ class Answer:
             self._scores += (scores,)
         if self._logits is not None:
             self._logits += (logits,)
-        tokens = torch.tensor([token], dtype=self.input_ids.dtype, device=self.input_ids.device)
+        tokens = torch.tensor([token], device=self.input_ids.device)
         self.input_ids = torch.cat([self.input_ids, tokens[:, None]], dim=-1)
         self.num_tokens += 1
         self.is_finished = bool(self._criteria(self.input_ids, self._scores).all())
@@ -56,6 +59,13 @@ class Answer:
     def end_stream(self) -> None:
         if self._streamer is not None:
             self._streamer.end()
+
+    def break_stream(self) -> None:
+        """End the stream while an error is on its way, so that no reader waits for ever; the error stays the first."""
+        try:
+            self.end_stream()
+        except Exception:  # noqa: BLE001  # logged with its traceback
+            _log.exception("the streamer's end() failed while another error was being raised")
 
     def output(self, cache: Any | None) -> Tensor | GenerateDecoderOnlyOutput:
         """What `generate` returns."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
-from autospec.caches import context_window
+from autospec.caches import context_window, stretches_beyond
 from autospec.decoding.answer import Answer
 from autospec.decoding.loop import Chooser, Loop
 from autospec.decoding.processors import pure_processors
@@ -116,14 +116,18 @@ class Decoder:
             draft_request=draft_request,
             prompt_tokens=prompt,
             window=context_window(model),
+            stretches_beyond=stretches_beyond(model),
             scores_dtype=self._scores_dtype,
         )
         self.tally = loop.tally
         try:
             loop.run()
+        except BaseException:
+            answer.break_stream()
+            raise
         finally:
             self.output_tokens = answer.num_tokens
-            answer.end_stream()
+        answer.end_stream()
         return answer.output(target.finish())
 
 

@@ -6,8 +6,8 @@ Source: Leviathan et al. 2023 and Chen et al. 2023 for the scheme; DESIGN sectio
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -18,8 +18,9 @@ from autospec.decoding.answer import Answer
 from autospec.decoding.selection import Selection, SelectionRule
 from autospec.decoding.tally import Stopwatch, Tally
 from autospec.decoding.target import TargetSession
-from autospec.drafts.base import DraftRequest, DraftSession, DraftSource, Proposal
-from autospec.errors import DraftError, ExactnessError
+from autospec.drafts.base import DraftRequest, DraftSession, DraftSource, Proposal, checked
+from autospec.errors import ConfigurationError, DraftError
+from autospec.notices import warn
 from autospec.types import NONE, Action, BlockContext, BlockOutcome, RequestContext
 
 
@@ -49,6 +50,7 @@ class Loop:
         draft_request: DraftRequest,
         prompt_tokens: list[int],
         window: int | None,
+        stretches_beyond: int | None,
         scores_dtype: torch.dtype,
     ) -> None:
         self._target = target
@@ -62,6 +64,7 @@ class Loop:
         self._draft_request = draft_request
         self._committed = prompt_tokens  # prompt and answer without padding, for the draft sources
         self._scores_dtype = scores_dtype
+        self._stretches_beyond = stretches_beyond
         self._last_position = window if window is not None else sys.maxsize
         self.tally = Tally()
         self._watch = Stopwatch()
@@ -70,11 +73,10 @@ class Loop:
         """Decode until a stopping criterion holds."""
         logits = self._target.prefill(self._answer.input_ids)
         self.tally.prefill_seconds = self._watch.lap()
-        if self._sources and (why := self._target.why_no_speculation):
+        if self._sources and (why := self._target.why_no_speculation or self._why_no_room()):
             self._note(f"decoded plainly: {why}")
             self._sources.clear()
-        self._commit_run(logits, Proposal())
-        self._target.commit(1)
+        self._decode_block(logits, Proposal())
         self._watch.lap()
         with self._target.decoding():
             while not self._answer.is_finished:
@@ -88,7 +90,8 @@ class Loop:
             output_tokens=self._answer.num_tokens,
             sources=tuple(self._sources),
         )
-        action = self._chooser.choose(context)
+        with self._own_noise():
+            action = self._chooser.choose(context)
         self._watch.lap()
         proposal = self._propose(action, context)
         draft_seconds = self._watch.lap()
@@ -99,8 +102,7 @@ class Loop:
             input_ids = torch.cat([input_ids, drafted], dim=-1)
         logits = self._target.forward(input_ids, num_draft)
         verify_seconds = self._watch.lap()
-        num_committed, num_accepted, num_judged, emission_seconds = self._commit_run(logits, proposal)
-        self._target.commit(num_committed)
+        num_committed, num_accepted, num_judged, emission_seconds = self._decode_block(logits, proposal)
         outcome = BlockOutcome(
             segment=context.segment,
             action=action,
@@ -116,29 +118,55 @@ class Loop:
             catch_up_seconds=proposal.catch_up_seconds,
         )
         self.tally.add(outcome)
-        self._chooser.observe(outcome)
+        with self._own_noise():
+            self._chooser.observe(outcome)
 
     def _propose(self, action: Action, context: BlockContext) -> Proposal:
         # the last of the tokens left needs no draft: the target's own token follows every accepted one
-        block_length = min(action.block_length, context.tokens_left - 1, self._last_position - context.context_tokens)
+        room = self._last_position - self._target.prefill_length - context.output_tokens
+        block_length = min(action.block_length, context.tokens_left - 1, room)
         if action.source == NONE or block_length < 1:
             return Proposal()
         if action.source not in self._sources:
-            raise ExactnessError(f"the policy chose {action.source!r}, usable here are {context.sources or (NONE,)}")
+            usable = ", ".join([NONE, *context.sources])
+            raise ConfigurationError(f"the policy chose draft source {action.source!r}: usable here are {usable}")
         try:
-            if action.source not in self._sessions:
-                self._sessions[action.source] = self._sources[action.source].start(self._draft_request)
-            proposal = self._sessions[action.source].propose(self._committed, block_length)
-        except DraftError as error:
-            self._note(f"{action.source} switched off: {error}")
+            with self._own_noise() if self._draft_request.is_paired else nullcontext():
+                if action.source not in self._sessions:
+                    self._sessions[action.source] = self._sources[action.source].start(self._draft_request)
+                proposal = self._sessions[action.source].propose(self._committed, block_length)
+            return checked(proposal, block_length, self._draft_request.vocab_size)
+        except Exception as error:  # noqa: BLE001  # a draft never decides what is said, so none may end a request
+            text = str(error) if isinstance(error, DraftError) else f"{type(error).__name__}: {error}"
+            self._note(f"{action.source} switched off: {text}")
             del self._sources[action.source]
             self._sessions.pop(action.source, None)
             return Proposal()
-        if len(proposal.tokens) > block_length:
-            raise ExactnessError(
-                f"{action.source} proposed {len(proposal.tokens)} tokens when asked for {block_length}"
-            )
-        return proposal
+
+    def _own_noise(self) -> AbstractContextManager[None]:
+        """Policies and coupled drafts may draw from torch's global generator without moving the target's noise."""
+        if not self._request.do_sample:
+            return nullcontext()
+        device = self._draft_request.device
+        return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+    def _why_no_room(self) -> str | None:
+        """Why the target's own positions forbid blocks; None when they do not."""
+        end = self._target.prefill_length + self._request.max_new_tokens
+        if self._stretches_beyond is not None and end > self._stretches_beyond:
+            return f"rotary positions stretch beyond {self._stretches_beyond} tokens"
+        return None
+
+    def _decode_block(self, logits: Tensor, proposal: Proposal) -> tuple[int, int, int, float]:
+        """Commit what the target makes of a proposal, and cut its cache back to that."""
+        before = self._answer.num_tokens
+        try:
+            result = self._commit_run(logits, proposal)
+        except BaseException:
+            self._target.abort(self._answer.num_tokens - before)
+            raise
+        self._target.commit(result[0])
+        return result
 
     def _commit_run(self, logits: Tensor, proposal: Proposal) -> tuple[int, int, int, float]:
         """Choose and commit tokens position by position until a rejection, the bonus token, or the end.
@@ -178,4 +206,4 @@ class Loop:
 
     def _note(self, text: str) -> None:
         self.tally.notes.append(text)
-        warnings.warn(f"autospec: {text}", stacklevel=2)
+        warn(text)

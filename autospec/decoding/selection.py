@@ -78,16 +78,20 @@ class Maximal:
             return self._paired.select(scores, draft_token, None)
         probs = target_probs(scores)
         p, q = float(probs[draft_token]), float(draft_probs[draft_token])
-        if q <= 0.0:
-            raise ExactnessError(f"draft token {draft_token} has probability {q} under the draft that drew it")
+        total = float(draft_probs.sum())
+        if not (q > 0.0 and abs(total - 1.0) < 1e-3):  # also false for NaN
+            raise ExactnessError(
+                f"draft token {draft_token} has probability {q} under the draft that drew it, whose probabilities sum "
+                f"to {total}: draft_probs must be the distribution the token was drawn from"
+            )
         if self._randomness.bernoulli(min(1.0, p / q)):
             return Selection(draft_token, is_accepted=True)
         residual = (probs - draft_probs).clamp(min=0.0)
-        total = residual.sum()
-        if total <= 0.0:  # p and q agree up to rounding, so that a rejection had next to no probability
+        mass = residual.sum()
+        if mass <= 0.0:  # p and q agree up to rounding, so that a rejection had next to no probability
             self.num_residual_underflows += 1
-            residual, total = probs, probs.sum()
-        return Selection(self._randomness.categorical(residual / total), is_accepted=False)
+            residual, mass = probs, probs.sum()
+        return Selection(self._randomness.categorical(residual / mass), is_accepted=False)
 
 
 def target_probs(scores: Tensor) -> Tensor:

@@ -39,6 +39,8 @@ def why_not(
         return f"{mode.value.replace('_', ' ')} is decoded by transformers itself"
     if input_ids.shape[0] != 1:
         return f"batch of {input_ids.shape[0]}: speculation here is for one sequence at a time"
+    if model.training:
+        return "the model is in training mode"
     if generation_config.is_assistant:
         return "the model drafts for another one"
     if not generation_config.use_cache:

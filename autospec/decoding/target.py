@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from autospec.caches import CACHE_KEYWORD, drop_last, find_cache, start_recording, stop_recording, why_not_rollback
+from autospec.errors import ExactnessError
 
 
 class TargetSession:
@@ -33,11 +34,16 @@ class TargetSession:
         self._width = 1
         self._is_recording = False
         self.why_no_speculation: str | None = None
+        self.prefill_length = 0  # positions used up by the prompt, padding and what a cache held before included
 
     def prefill(self, input_ids: Tensor) -> Tensor:
         """Run the prompt. Args: input_ids: [1, n]. Returns: logits of the next token, [1, vocab_size]."""
         outputs = self._model._prefill(input_ids, self._config, self._kwargs, is_first_iteration=True)
-        self.why_no_speculation = why_not_rollback(find_cache(outputs))
+        cache = find_cache(outputs)
+        self.why_no_speculation = why_not_rollback(cache)
+        positions = self._kwargs.get("position_ids")
+        given = int(positions.max()) + 1 if positions is not None else 0
+        self.prefill_length = max(given, input_ids.shape[1], _length(cache))
         return self._keep(outputs, width=1)
 
     def decoding(self) -> AbstractContextManager[None]:
@@ -60,10 +66,15 @@ class TargetSession:
             self._record()
             kwargs = _extended(kwargs, num_draft_tokens)
         width = num_draft_tokens + 1
+        cache = self._kwargs.get(CACHE_KEYWORD)
+        length = _length(cache)
         inputs = self._model.prepare_inputs_for_generation(input_ids, next_sequence_length=width, **kwargs)
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
-        return self._keep(self._model(**inputs, return_dict=True), width)
+        outputs = self._model(**inputs, return_dict=True)
+        if num_draft_tokens and (find_cache(outputs) is not cache or length + width != _length(cache)):
+            raise ExactnessError("the model did not append the block to its cache: it cannot be verified by blocks")
+        return self._keep(outputs, width)
 
     def commit(self, num_tokens: int) -> None:
         """Keep what belongs to the last committed tokens but one; forget rejected drafts. Call after each forward."""
@@ -73,6 +84,16 @@ class TargetSession:
             self._outputs, self._kwargs, is_encoder_decoder=False, num_new_tokens=num_tokens
         )
         self._outputs = None
+
+    def abort(self, num_tokens: int) -> None:
+        """After an error in the middle of a block: leave the cache as plain decoding would have.
+
+        Args:
+            num_tokens: committed in this block before the error; plain decoding has run one forward more.
+        """
+        if self._outputs is not None:
+            self.commit(min(num_tokens + 1, self._width))
+        self.finish()
 
     def finish(self) -> Any | None:
         """Hand the cache back in the state that `generate` leaves it in."""
@@ -92,6 +113,11 @@ class TargetSession:
         self._outputs = outputs
         self._width = width
         return logits
+
+
+def _length(cache: Any | None) -> int:
+    """Tokens in the cache."""
+    return int(cache.get_seq_length()) if cache is not None else 0
 
 
 def _extended(kwargs: dict[str, Any], num_tokens: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autospec.caches import append, context_window, drop_last, new_cache, why_not_rollback
+from autospec.caches import append, context_window, drop_last, new_cache, why_not_draft_cache, why_not_rollback
 from autospec.drafts.base import DraftRequest, Proposal
 from autospec.drafts.vocabulary import check_same_vocabulary, shared_ids
 from autospec.errors import ConfigurationError, DraftError
@@ -54,8 +55,9 @@ class Assistant:
                 f"the assistant is on {self.model.device}, the target on {target.device}: "
                 f"move it first, assistant.to({str(target.device)!r})"
             )
-        if why := why_not_rollback(new_cache(self.model)):
+        if why := why_not_draft_cache(new_cache(self.model)):
             raise DraftError(f"{type(self.model).__name__} cannot draft: {why}")
+        self._check_mode()
         target_size, draft_size = _vocab_size(target), _vocab_size(self.model)
         if tokenizer is not None and self._tokenizer is not None:
             check_same_vocabulary(tokenizer, self._tokenizer)
@@ -74,8 +76,13 @@ class Assistant:
         self._num_ids = shared_ids(tokenizer, self._tokenizer, target_size, draft_size)
 
     def start(self, request: DraftRequest) -> AssistantSession:
-        num_ids = self._num_ids if self._num_ids is not None else min(request.vocab_size, _vocab_size(self.model))
+        self._check_mode()
+        num_ids = min(request.vocab_size, _vocab_size(self.model), self._num_ids or sys.maxsize)
         return AssistantSession(self.model, request, num_ids, is_greedy=self.greedy or not request.do_sample)
+
+    def _check_mode(self) -> None:
+        if self.model.training:
+            raise DraftError("the assistant is in training mode, where dropout draws random numbers: assistant.eval()")
 
 
 class AssistantSession:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from autospec.errors import DraftError
 from autospec.randomness import Randomness
 
 if TYPE_CHECKING:
@@ -72,3 +73,24 @@ class DraftSource(Protocol):
 
     def start(self, request: DraftRequest) -> DraftSession:
         """A session for one request."""
+
+
+def checked(proposal: Proposal, block_length: int, vocab_size: int) -> Proposal:
+    """The proposal, if it is one that can be verified.
+
+    Raises:
+        DraftError: it is no proposal, holds too many tokens or ids that do not exist, or its q has another shape.
+    """
+    if not isinstance(proposal, Proposal):
+        raise DraftError(f"proposed {type(proposal).__name__} instead of a Proposal")
+    tokens = proposal.tokens
+    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+        raise DraftError("proposed tokens that are not a list of whole numbers")
+    if len(tokens) > block_length:
+        raise DraftError(f"proposed {len(tokens)} tokens when asked for {block_length}")
+    if unknown := next((token for token in tokens if not 0 <= token < vocab_size), None):
+        raise DraftError(f"proposed token id {unknown}, the target has ids 0 to {vocab_size - 1}")
+    shape = None if proposal.draft_probs is None else tuple(getattr(proposal.draft_probs, "shape", ()))
+    if shape is not None and shape != (len(tokens), vocab_size):
+        raise DraftError(f"proposed draft_probs of shape {shape} for {len(tokens)} tokens and {vocab_size} ids")
+    return proposal

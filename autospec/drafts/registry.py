@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 
 from autospec.drafts.base import DraftSource
@@ -19,7 +20,7 @@ def make_sources(drafts: Iterable[str | DraftSource]) -> dict[str, DraftSource]:
     Raises:
         ConfigurationError: an unknown name, a name that needs an object, something that is no source, or two of a name.
     """
-    if isinstance(drafts, str):
+    if isinstance(drafts, str) or not isinstance(drafts, Iterable):
         drafts = [drafts]
     sources: dict[str, DraftSource] = {}
     for draft in drafts:
@@ -42,8 +43,13 @@ def _make(draft: str | DraftSource) -> DraftSource | None:
             known = ", ".join([NONE, *sorted(BY_NAME), *NEEDS_OBJECT.values()])
             raise ConfigurationError(f"unknown draft source {draft!r}: known are {known}")
         return BY_NAME[draft]()
-    if not (isinstance(getattr(draft, "name", None), str) and callable(getattr(draft, "start", None))):
+    name = getattr(draft, "name", None)
+    methods = all(callable(getattr(draft, method, None)) for method in ("attach", "start"))
+    if isinstance(draft, type) or not isinstance(name, str) or not methods:
         raise ConfigurationError(
-            f"{draft!r} is not a draft source: it needs a name and the methods attach and start (autospec.drafts.base)"
+            f"{draft!r:.60} is not a draft source: an object with a name and the methods attach and start is needed "
+            "(autospec.drafts.base)"
         )
+    if name == NONE or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise ConfigurationError(f"draft source name {name!r}: lower-case letters, digits and _, and not {NONE!r}")
     return draft

@@ -1,0 +1,75 @@
+"""May this target be verified by blocks? Asked of the model itself, once, before anything depends on it.
+
+Some models see later tokens of the same forward, restart a state on every forward of several tokens, or keep caches
+that do not come back from a rollback. Their blocks would be wrong without any error.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from autospec.caches import append, context_window, drop_last, new_cache, why_not_rollback
+
+PROMPT_TOKENS = 12
+BLOCK_TOKENS = 5
+KEPT_TOKENS = 2
+
+# relative to the largest logit; a fault changes logits by as much as they are apart, rounding by far less
+_TOLERANCE = {torch.bfloat16: 0.2, torch.float16: 0.05, torch.float32: 1e-2, torch.float64: 1e-6}
+
+
+_known: WeakKeyDictionary[PreTrainedModel, dict[tuple[object, ...], str | None]] = WeakKeyDictionary()
+
+
+def why_not_by_blocks(target: PreTrainedModel) -> str | None:
+    """`probe`, once for each model, device and number format."""
+    place = (target.device, target.dtype, getattr(target.config, "_attn_implementation", None))
+    answers = _known.setdefault(target, {})
+    if place not in answers:
+        answers[place] = probe(target)
+    return answers[place]
+
+
+@torch.no_grad()
+def probe(target: PreTrainedModel) -> str | None:
+    """Compare one forward over several tokens, and one after a rollback, with forwards over one token each.
+
+    Returns:
+        Why the target must be decoded plainly; None when blocks are right.
+    """
+    window = context_window(target)
+    if window is not None and window < PROMPT_TOKENS + BLOCK_TOKENS + 1:
+        return f"a context window of {window} tokens has no room for blocks"
+    generator = torch.Generator().manual_seed(0)
+    vocab_size = int(target.get_input_embeddings().weight.shape[0])
+    tokens = torch.randint(0, vocab_size, (1, PROMPT_TOKENS + BLOCK_TOKENS + 1), generator=generator).to(target.device)
+    end = PROMPT_TOKENS + BLOCK_TOKENS
+    prompt, block, last = tokens[:, :PROMPT_TOKENS], tokens[:, PROMPT_TOKENS:end], tokens[:, end:]
+
+    _, cache = append(target, prompt, new_cache(target))
+    if why := why_not_rollback(cache):
+        return why
+    singles = [append(target, block[:, i : i + 1], cache)[0][0] for i in range(BLOCK_TOKENS)]
+    _, cache = append(target, prompt, new_cache(target))
+    for i in range(KEPT_TOKENS):
+        append(target, block[:, i : i + 1], cache)
+    never_rolled_back, _ = append(target, last, cache)
+    _, cache = append(target, prompt, new_cache(target))
+    wide, cache = append(target, block, cache, logits_kept=BLOCK_TOKENS)
+    if not _close(wide, torch.stack(singles)):
+        return "a forward over several tokens gives other logits than one token at a time"
+    drop_last(cache, BLOCK_TOKENS - KEPT_TOKENS)
+    rolled_back, _ = append(target, last, cache)
+    if not _close(rolled_back, never_rolled_back):
+        return "after a rollback the cache gives other logits than before"
+    return None
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    """Args: a, b: [n, vocab_size]."""
+    scale = float(b.abs().amax().clamp(min=1e-6))
+    return bool(((a - b).abs().amax() <= _TOLERANCE.get(a.dtype, 0.2) * scale).item())
