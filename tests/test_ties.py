@@ -20,7 +20,7 @@ def test_first_difference(a: list[int], b: list[int], position: int | None) -> N
 
 
 def test_tolerance_is_a_few_units_of_the_last_place() -> None:
-    assert tolerance(20.0, torch.bfloat16) == 0.25
+    assert tolerance(20.0, torch.bfloat16) == 1.0
     assert tolerance(20.0, torch.float32) < 0.002
     assert tolerance(20.0, torch.float64) < 1e-11
 
