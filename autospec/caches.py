@@ -54,6 +54,13 @@ def find_cache(holder: Mapping[str, Any]) -> Any | None:
     return next((holder[name] for name in ("cache", "past_key_values") if holder.get(name) is not None), None)
 
 
+def decoding_cache(model: PreTrainedModel) -> DynamicCache:
+    """An empty cache as `generate` makes one, recording: the kind that blocks are rolled back in."""
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    start_recording(cache)
+    return cache
+
+
 def new_cache(model: PreTrainedModel) -> DynamicCache:
     """An empty cache for `model` that can be rolled back over any number of forwards.
 

@@ -6,6 +6,7 @@ import copy
 import inspect
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
@@ -120,7 +121,7 @@ class Call:
         if rows.shape[0] == 1:
             return int(rows.shape[1])
         eos = self.setting("eos_token_id")
-        ends = set(eos if isinstance(eos, list) else [eos]) - {None}
+        ends = set(torch.as_tensor(eos).flatten().tolist()) if eos is not None else set()
         return sum(_length(row.tolist(), ends) for row in rows)
 
 

@@ -252,7 +252,7 @@ class Speculator:
             prompt_tokens, output_tokens = decoder.prompt_tokens, decoder.output_tokens
         if reason is not None and reason not in self._warned:
             self._warned.add(reason)
-            warn(f"left to the original generate: {reason}", stacklevel=3)
+            warn(f"left to the original generate: {reason}", stacklevel=4)
         if (self.model.device, self.model.dtype) != self._place:  # moved since it was wrapped
             self._place = (self.model.device, self.model.dtype)
             self._deployment = describe_deployment(self.model, self.sources)
@@ -275,15 +275,17 @@ class Speculator:
             at_risk=tuple(tally.at_risk),
             accepted=tuple(tally.accepted),
             actions=dict(tally.actions),
-            fallback_reason=reason or "; ".join(tally.notes) or None,
+            fallback_reason=reason,
+            notes="; ".join(tally.notes) or None,
             error=f"{type(error).__name__}: {error}" if error is not None else None,
             run=self._run,
             deployment=self._deployment,
         )
         with self._lock:
             self.last_request = record
-        if self._recorder is not None:
-            self._recorder.record(record)
+        recorder = self._recorder
+        if recorder is not None:
+            recorder.record(record)
 
 
 class _Running:

@@ -128,7 +128,8 @@ class RequestRecord:
     at_risk: tuple[int, ...] = ()  # [j] blocks in which draft position j + 1 was judged
     accepted: tuple[int, ...] = ()  # [j] blocks in which draft position j + 1 was accepted
     actions: Mapping[str, int] = field(default_factory=dict)  # Action.label -> blocks
-    fallback_reason: str | None = None
+    fallback_reason: str | None = None  # why the call was left to the original `generate`
+    notes: str | None = None  # what was switched off during the request, and why
     error: str | None = None
     run: str | None = None  # label of an experiment or demonstration
     deployment: Deployment | None = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autospec.caches import CACHE_KEYWORD, append, new_cache
+from autospec.caches import CACHE_KEYWORD, append, decoding_cache, stop_recording
 from autospec.data import DemoPrompt
 from autospec.decoding.ties import Difference, examine
 from autospec.demo import encode
@@ -67,12 +67,10 @@ def verify_greedy(
     """
     for prompt in prompts:
         inputs = encode(tokenizer, prompt, model)
-        start = inputs["input_ids"].shape[1]
-        with torch.no_grad():
-            _, prefilled = append(model, inputs["input_ids"][:, :-1], new_cache(model))
+        prefilled = _prefilled(model, inputs["input_ids"][:, :-1])
 
         def answer(inputs: Any = inputs, prefilled: Any = prefilled, prompt: DemoPrompt = prompt) -> list[int]:
-            cache = {CACHE_KEYWORD: copy.deepcopy(prefilled)}
+            cache = {CACHE_KEYWORD: copy.deepcopy(prefilled)} if prefilled is not None else {}
             length = max_new_tokens or prompt.max_new_tokens
             output = model.generate(**inputs, **cache, max_new_tokens=length, do_sample=False)
             tokens: list[int] = output[0, inputs["input_ids"].shape[1] :].tolist()
@@ -87,7 +85,7 @@ def verify_greedy(
                     found = tuple(answer())
                     record = speculator.last_request
                 if found not in examined:
-                    examined[found] = examine(model, inputs["input_ids"][:, :start], expected, found)
+                    examined[found] = examine(model, inputs["input_ids"], expected, found)
                 assert record is not None  # generate has just set it
                 yield Verdict(
                     prompt_id=prompt.prompt_id,
@@ -100,3 +98,13 @@ def verify_greedy(
                     difference=examined[found],
                     fallback_reason=record.fallback_reason,
                 )
+
+
+@torch.no_grad()
+def _prefilled(model: PreTrainedModel, ids: torch.Tensor) -> Any | None:
+    """A cache that holds `ids`, [1, n], as `generate` would have left it; None for no tokens."""
+    if ids.shape[1] == 0:
+        return None
+    cache = decoding_cache(model)
+    stop_recording(cache)
+    return append(model, ids, cache)[1]

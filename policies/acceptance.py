@@ -44,8 +44,6 @@ class AcceptanceModel:
         discount: weight kept by old evidence at each new block of the same segment and source.
         prior_acceptance: acceptance expected of a source never tried; optimistic, so that it is tried.
         strength: blocks of evidence that the broader estimate counts for.
-
-    Source: DESIGN section 5.
     """
 
     def __init__(self, *, discount: float = 0.98, prior_acceptance: float = 0.8, strength: float = 4.0) -> None:

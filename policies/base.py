@@ -30,4 +30,4 @@ class CostEstimates(Protocol):
         """One target forward over `num_tokens` tokens (drafts + 1) after a context."""
 
     def draft_seconds(self, source: str, block_length: int, context_tokens: int) -> float:
-        """One proposal of `block_length` tokens."""
+        """One proposal of `block_length` tokens; infinite where the source cannot be used."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
 
 from autospec.policies.acceptance import AcceptanceModel
 from autospec.policies.base import CostEstimates
@@ -39,7 +43,7 @@ class Goodput:
         probe_every: after so many plain blocks of a segment one block tries the best source again, so that acceptance
             that returns is found; this bounds the price of looking to about one block in so many.
 
-    Source: DESIGN section 5; goodput as in TurboSpec (Liu et al. 2024).
+    Source: goodput as in TurboSpec (Liu et al. 2024).
     """
 
     name = "auto"
@@ -86,22 +90,30 @@ class Goodput:
     def _candidates(self, context: BlockContext) -> list[_Prediction]:
         """Everything but plain decoding."""
         lengths = [k for k in self._costs.block_lengths if k < context.tokens_left]
-        return [self._predict(context, source, k) for source in context.sources for k in lengths]
+        if not lengths:
+            return []
+        verify = {k: self._costs.verify_seconds(k + 1, context.context_tokens) for k in (0, *lengths)}
+        return [p for source in context.sources for p in self._predict(context, source, lengths, verify)]
 
     def _pays(self, prediction: _Prediction, plain: float) -> bool:
         """Is it worth leaving plain decoding? A block without a proposal is a plain step, so blocks with one decide."""
         return prediction.goodput > plain and prediction.goodput_on_hit >= plain * (1.0 + self._minimum_gain)
 
-    def _predict(self, context: BlockContext, source: str, block_length: int) -> _Prediction:
+    def _predict(
+        self, context: BlockContext, source: str, lengths: list[int], verify: dict[int, float]
+    ) -> Iterator[_Prediction]:
+        """One source at each block length. Args: verify: block length -> seconds of its verification."""
         hit_rate = self._acceptance.hit_rate(context.segment, source)
-        survival = self._acceptance.survival(context.segment, source, block_length)
-        draft = self._costs.draft_seconds(source, block_length, context.context_tokens)
-        hit_tokens = 1.0 + float(survival.sum())
-        hit_seconds = draft + self._costs.verify_seconds(block_length + 1, context.context_tokens)
-        miss_seconds = draft + self._costs.verify_seconds(1, context.context_tokens)
-        tokens = hit_rate * hit_tokens + (1.0 - hit_rate)
-        seconds = hit_rate * hit_seconds + (1.0 - hit_rate) * miss_seconds
-        return _Prediction(tokens / seconds, hit_tokens / hit_seconds, source, block_length)
+        committed = 1.0 + np.cumsum(self._acceptance.survival(context.segment, source, lengths[-1]))
+        for block_length in lengths:
+            draft = self._costs.draft_seconds(source, block_length, context.context_tokens)
+            if draft == math.inf:
+                continue
+            hit_tokens = float(committed[block_length - 1])
+            hit_seconds = draft + verify[block_length]
+            tokens = hit_rate * hit_tokens + (1.0 - hit_rate)
+            seconds = hit_rate * hit_seconds + (1.0 - hit_rate) * (draft + verify[0])
+            yield _Prediction(tokens / seconds, hit_tokens / hit_seconds, source, block_length)
 
     @staticmethod
     def _remember(state: _SegmentState, action: Action) -> Action:

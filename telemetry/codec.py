@@ -108,6 +108,7 @@ def request_to_row(record: RequestRecord, deployment_id: int | None) -> dict[str
         "accepted": [int(n) for n in record.accepted],
         "actions": {str(label): int(n) for label, n in record.actions.items()},
         "fallback_reason": None if record.fallback_reason is None else clean_text(record.fallback_reason, TEXT_LIMIT),
+        "notes": None if record.notes is None else clean_text(record.notes, TEXT_LIMIT),
         "error": None if record.error is None else clean_text(record.error, TEXT_LIMIT),
         "run": None if record.run is None else clean_text(record.run),
     }
@@ -141,6 +142,7 @@ def row_to_request(row: RequestRow, deployment: Deployment | None) -> RequestRec
         accepted=tuple(row.accepted),
         actions=dict(row.actions),
         fallback_reason=row.fallback_reason,
+        notes=row.notes,
         error=row.error,
         run=row.run,
         deployment=deployment,

@@ -62,7 +62,8 @@ def to_html(report: Report, title: str = "autospec report") -> str:
 def _body(report: Report) -> str:
     found = tables(report)
     rows = (*report.segments, report.all)
-    parts = [speed_up_plot(rows) or "<p>No speed-up can be shown: too little data.</p>"]
+    parts = [f"<p>{'<br>'.join(escape(line) for line in report.measured)}</p>"]
+    parts += [speed_up_plot(rows) or "<p>No speed-up can be shown: too little data.</p>"]
     if sum(row.speed_up is not None for row in rows) > MOST_ROWS:
         parts.append(f"<p>The plot shows the first {MOST_ROWS} groups; the tables show all.</p>")
     parts += [_table(table) for table in found]

@@ -14,6 +14,7 @@ def to_dict(report: Report) -> dict[str, Any]:
         "group_by": list(report.group_by),
         "resamples": report.resamples,
         "seed": report.seed,
+        "measured": list(report.measured),
         "unmatched_comparisons": report.unmatched_comparisons,
         "segments": [_row(row) for row in report.segments],
         "all": _row(report.all),

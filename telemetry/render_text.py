@@ -25,7 +25,8 @@ def to_text(report: Report, width: int = 120) -> str:
     if report.is_empty:
         return EMPTY + "\n"
     found = tables(report)
-    lines = []
+    lines = [line for text in report.measured for line in textwrap.wrap(text, width, subsequent_indent="    ")]
+    lines.append("")
     for table in found:
         lines += [table.title, "", *_lines(table, width), ""]
     for column in [column for table in found for column in table.columns if column.definition]:

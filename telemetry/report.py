@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 
 import numpy as np
 
 from autospec.errors import ConfigurationError
 from autospec.telemetry.bootstrap import Sums, paired_interval, unpaired_interval
+from autospec.telemetry.labels import visible
 from autospec.telemetry.render_html import to_html
 from autospec.telemetry.render_json import to_dict
 from autospec.telemetry.render_text import to_text
-from autospec.telemetry.rows import NO_OUTPUT_TOKENS, TOO_LITTLE_DATA, Report, SegmentRow
+from autospec.telemetry.rows import NO_OUTPUT_TOKENS, TOO_LITTLE_DATA, UNEQUAL_CONTROL, Report, SegmentRow
 from autospec.types import Comparison, PhaseSeconds, RequestRecord
 
 __all__ = ["GROUP_KEYS", "Report", "SegmentRow", "build_report", "to_dict", "to_html", "to_text"]
@@ -24,6 +26,9 @@ GROUP_KEYS: Mapping[str, Callable[[RequestRecord], str]] = {
     "policy": lambda record: record.policy,
     "device": lambda record: record.deployment.device if record.deployment else "unknown",
 }
+
+MOST_VALUES = 6
+MEASURED_COLUMNS = 80
 
 Pairs = Mapping[str, RequestRecord]  # request_id -> its control
 Group = tuple[str, ...]
@@ -85,7 +90,40 @@ def build_report(
         [record for record in records.values() if not record.is_control],
         [record for record in records.values() if record.is_control],
     )
-    return Report(tuple(group_by), tuple(rows), total, resamples, seed, len(ordered) - len(matched))
+    if total.note is None and len(rows) > 1 and total.paired_requests < total.requests:
+        total = replace(total, note=UNEQUAL_CONTROL, speed_up_low=None, speed_up_high=None, interval_method=None)
+    return Report(
+        group_by=tuple(group_by),
+        segments=tuple(rows),
+        all=total,
+        resamples=resamples,
+        seed=seed,
+        measured=_measured(list(records.values())),
+        unmatched_comparisons=len(ordered) - len(matched),
+    )
+
+
+def _measured(records: Sequence[RequestRecord]) -> tuple[str, ...]:
+    """What the requests have in common, or the few things each differs in."""
+
+    def several(values: Iterable[str | None]) -> str:
+        found = sorted({visible(value, MEASURED_COLUMNS) for value in values if value is not None})
+        more = [f"and {len(found) - MOST_VALUES} more"] if len(found) > MOST_VALUES else []
+        return ", ".join(found[:MOST_VALUES] + more) or "unknown"
+
+    if not records:
+        return ()
+    places = [record.deployment for record in records if record.deployment is not None]
+    times = [record.started_at for record in records]
+    versions = several(f"{name} {number}" for place in places for name, number in place.versions.items())
+    return (
+        f"target: {several(f'{place.target} ({place.dtype})' for place in places)}; "
+        f"drafts: {several(', '.join(place.drafts) or 'none' for place in places)}; "
+        f"policy: {several(record.policy for record in records if not record.is_control)}",
+        f"device: {several(place.device for place in places)}; {versions}",
+        f"requests from {min(times):%Y-%m-%d %H:%M} to {max(times):%Y-%m-%d %H:%M} UTC; "
+        f"run: {several(record.run for record in records)}",
+    )
 
 
 def _is_matched(comparison: Comparison, records: Mapping[str, RequestRecord]) -> bool:

@@ -9,6 +9,7 @@ from autospec.types import PhaseSeconds
 
 TOO_LITTLE_DATA = "too little data"
 NO_OUTPUT_TOKENS = "no output tokens"
+UNEQUAL_CONTROL = "see groups"  # unequal shares of control: sums over all of them would compare unlike traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ class Report:
     all: SegmentRow
     resamples: int
     seed: int
+    measured: tuple[str, ...] = ()  # what, where, under which policy and when; one line each
     unmatched_comparisons: int = 0  # comparisons one of whose requests is not in the report
 
     @property

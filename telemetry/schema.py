@@ -119,6 +119,7 @@ class RequestRow(Base):
     accepted: Mapped[list[Any]]
     actions: Mapped[dict[str, Any]]  # Action.label -> blocks
     fallback_reason: Mapped[str | None]
+    notes: Mapped[str | None]
     error: Mapped[str | None]
     run: Mapped[str | None]
 

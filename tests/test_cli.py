@@ -54,7 +54,11 @@ class TestHelp:
         for name in _COMMANDS:
             assert f"\n  {name} " in out
 
-    @pytest.mark.parametrize("args", [["demo"], ["report"], ["models"], ["models", "fetch"], ["version"]], ids=" ".join)
+    @pytest.mark.parametrize(
+        "args",
+        [["certify"], ["demo"], ["report"], ["models"], ["models", "fetch"], ["verify"], ["version"]],
+        ids=" ".join,
+    )
     def test_every_option_has_help_and_an_environment_variable(self, args: list[str]) -> None:
         command = group
         for name in args:
@@ -68,7 +72,7 @@ class TestHelp:
         code, out, _ = run(*args, "--help")
         assert code == 0
         assert out.startswith("Usage: autospec " + " ".join(args))
-        if args[0] in ("demo", "report"):
+        if args[0] in ("certify", "demo", "report", "verify"):
             prefix = "_".join(["AUTOSPEC", *args]).upper()
             assert out.replace("\n", "").replace(" ", "").count(f"envvar:{prefix}_") >= len(
                 [p for p in command.params if p.name != "help"]
@@ -107,19 +111,40 @@ class TestReport:
             (["--store", "sqlite:///{tmp}/none.db"], "none.db"),
             (["--store", "mysql://x/y"], "mysql"),
             (["--store", "{store}", "--run", "nope"], "run 'nope' is not in"),
-            (["--store", "{store}", "--by", "colour"], "group_by=['colour']"),
-            (["--store", "{store}", "--html", "/proc/none/a.html"], "cannot write /proc/none/a.html"),
+            (["--store", "{store}", "--by", "colour"], "--by colour: known are segment, decoding, policy, device"),
         ],
     )
-    def test_errors_are_one_line_and_exit_1(self, args: list[str], message: str, store: str, tmp_path: Path) -> None:
+    def test_errors_are_one_line(self, args: list[str], message: str, store: str, tmp_path: Path) -> None:
         filled = [a.format(tmp=tmp_path, store=store) for a in args]
         code, out, err = run("report", *filled)
-        assert code == 1
+        assert code == (1 if "none.db" in message else 2)
         assert out == ""
         assert err.startswith("Error: ")
         assert err.count("\n") == 1
         assert message in err
         assert not (tmp_path / "none.db").exists()
+
+    def test_a_page_that_cannot_be_written_costs_no_table(self, store: str) -> None:
+        code, out, err = run("report", "--store", store, "--html", "/proc/none/a.html")
+        assert code == 1
+        assert "code" in out
+        assert "cannot write /proc/none/a.html" in err
+
+    @pytest.mark.parametrize(
+        ("args", "message"),
+        [
+            (["--policy", "nope"], "unknown policy 'nope'"),
+            (["--policy", "fixed:assistant:2"], "needs draft source 'assistant'"),
+            (["--html", "/proc/none/a.html"], "cannot write"),
+            (["--store", "sqlite:////proc/none/a.db"], "/proc/none"),
+        ],
+    )
+    def test_the_demonstration_refuses_before_it_works(self, args: list[str], message: str, tmp_path: Path) -> None:
+        defaults = ["--store", f"sqlite:///{tmp_path}/d.db", "--html", f"{tmp_path}/d.html", "--target", "/no/model"]
+        code, _, err = run("demo", *defaults, *args)
+        assert code in (1, 2)
+        assert message in err
+        assert "loading" not in err
 
     @pytest.mark.parametrize(
         "args", [["report"], ["report", "--colour"], ["nope"], ["demo", "--limit", "0"]], ids=" ".join
@@ -133,7 +158,7 @@ class TestProcess:
         env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
         call = [sys.executable, "-c", "from autospec.cli import main; main()"]
         plain = subprocess.run([*call, "report", "--store", "x"], capture_output=True, text=True, env=env, check=False)
-        assert (plain.returncode, plain.stdout) == (1, "")
+        assert (plain.returncode, plain.stdout) == (2, "")
         assert "Traceback" not in plain.stderr
         debug = subprocess.run(
             [*call, "--debug", "report", "--store", "x"], capture_output=True, text=True, env=env, check=False

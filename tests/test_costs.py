@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -43,10 +44,32 @@ def test_calibration_measures_every_point_and_leaves_no_trace(model: Any) -> Non
     assert costs.draft_seconds("assistant", 4, 20) > costs.draft_seconds("ngram", 4, 20) > 0
 
 
-def test_a_broken_assistant_does_not_stop_calibration() -> None:
+def test_a_source_that_cannot_be_timed_is_never_chosen() -> None:
     model = tiny.llama()
     broken = tiny.near_copy(model)
     with torch.no_grad():
         broken.lm_head.weight.fill_(torch.nan)
     costs = calibrate(model, {"assistant": Assistant(broken)}, block_lengths=(1, 4), contexts=(16,), repeats=1)
-    assert costs.draft_seconds("assistant", 4, 16) == 0.0
+    assert costs.draft_seconds("assistant", 4, 16) == math.inf
+
+
+def test_a_short_window_is_timed_where_it_reaches() -> None:
+    model = tiny.llama()
+    short = Assistant(tiny.llama(seed=3, max_position_embeddings=60))
+    costs = calibrate(model, {"assistant": short}, block_lengths=(1, 4), contexts=(16, 200), repeats=1)
+    assert costs.drafts["assistant"].contexts == (16,)
+    assert costs.draft_seconds("assistant", 4, 200) > 0
+
+
+def test_plug_ins_that_raise_or_draw_do_not_disturb_calibration() -> None:
+    class Wild(NGram):
+        def start(self, request: Any) -> Any:
+            torch.manual_seed(5)
+            raise RuntimeError("wild")
+
+    model = tiny.llama()
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    costs = calibrate(model, {"ngram": Wild()}, block_lengths=(1,), contexts=(16,), repeats=1)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert costs.drafts == {}

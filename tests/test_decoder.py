@@ -90,6 +90,7 @@ def both(
         record = speculator.last_request
     assert record is not None
     assert record.fallback_reason is None, record.fallback_reason
+    assert record.notes is None, record.notes
     return plain, found, record
 
 

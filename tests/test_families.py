@@ -88,8 +88,12 @@ def make(family: str, options: dict[str, Any], attention: str = "sdpa", dtype: t
     config = AutoConfig.for_model(family, **settings)
     kwargs = {} if family in ONE_ATTENTION else {"attn_implementation": attention}
     model = AutoModelForCausalLM.from_config(config, **kwargs).eval()
-    with torch.no_grad():  # spread the logits, so that answers vary
-        model.get_output_embeddings().weight.mul_(20.0 if family != "bloom" else 5.0)
+    head = model.get_output_embeddings()
+    head.weight = torch.nn.Parameter(torch.randn_like(head.weight))  # its own: tied ones would repeat the last token
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():  # strong layers, so that answers depend on the whole context
+            if parameter.dim() > 1 and "embed" not in name and parameter is not head.weight:
+                parameter.mul_(6.0)
     return model.to(dtype)
 
 
@@ -101,6 +105,7 @@ def test_greedy_and_sampled(family: str, attention: str) -> None:
     model = make(family, FAMILIES[family], attention, torch.float32 if family in EXPERTS else torch.float64)
     ids = tiny.prompt(24)
     answer = model.generate(ids, max_new_tokens=24, do_sample=False)[0].tolist()
+    assert depends_on_context(model, torch.tensor([answer]))
     sources = [Oracle(answer, spoil_every=5), Assistant(tiny.near_copy(model, noise=0.05))]
     for source in sources:
         for do_sample in (False, True):
@@ -116,6 +121,14 @@ def test_greedy_and_sampled(family: str, attention: str) -> None:
             if source.name == "oracle" and not do_sample:
                 assert record.num_accepted_tokens > 10
             assert torch.equal(plain, found)
+
+
+@torch.no_grad()
+def depends_on_context(model: Any, ids: torch.Tensor) -> bool:
+    """Does what was said earlier change the likeliest next tokens? Otherwise a broken cache would not show."""
+    other = ids.clone()
+    other[:, 18:30] = (other[:, 18:30] + 7) % tiny.VOCAB
+    return not torch.equal(model(ids).logits[0, 31:].argmax(-1), model(other).logits[0, 31:].argmax(-1))
 
 
 @pytest.mark.parametrize("family", RECURRENT)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 import pytest
+import tiny
 import torch
+from transformers import TopKLogitsWarper
 
+import autospec
 from autospec.certify.noise import EnumeratedNoise, Path, every_branch
 from autospec.decoding.selection import Greedy, Maximal, Paired, make_rule
+from autospec.drafts import Assistant
 from autospec.errors import ExactnessError
+from autospec.policies import Fixed
 from autospec.randomness import TorchRandomness
 
 PAIRS = {
@@ -113,3 +118,45 @@ def test_make_rule() -> None:
     assert isinstance(make_rule(do_sample=False, sampling="maximal", randomness=randomness), Greedy)
     assert isinstance(make_rule(do_sample=True, sampling="paired", randomness=randomness), Paired)
     assert isinstance(make_rule(do_sample=True, sampling="maximal", randomness=randomness), Maximal)
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.03, 0.5, 0.97, 1.0])
+def test_bernoulli_has_its_frequency(probability: float) -> None:
+    torch.manual_seed(0)
+    randomness = TorchRandomness(torch.device("cpu"))
+    frequency = sum(randomness.bernoulli(probability) for _ in range(4000)) / 4000
+    assert frequency == pytest.approx(probability, abs=0.03 if 0 < probability < 1 else 0.0)
+
+
+@pytest.mark.parametrize("sampling", ["maximal", "paired"])
+def test_sampling_end_to_end(sampling: str) -> None:
+    """Vocabulary of 12, top_k 4, a weak draft: frequencies of production code against the exact distribution."""
+    draws = 1500
+    target, draft = tiny.llama(vocab_size=12), tiny.llama(seed=5, vocab_size=12)
+    ids = torch.tensor([[1, 2, 3, 4]])
+    expected: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(3):
+        longer = {}
+        for tokens, probability in expected.items():
+            with torch.no_grad():
+                logits = target(torch.cat([ids, torch.tensor([tokens], dtype=torch.long)], dim=1)).logits[:, -1].float()
+            probs = TopKLogitsWarper(4)(ids, logits).softmax(-1)[0]
+            longer.update({(*tokens, t): probability * float(probs[t]) for t in probs.nonzero().flatten().tolist()})
+        expected = longer
+
+    found: Counter[tuple[int, ...]] = Counter()
+    torch.manual_seed(0)
+    judged = 0
+    with autospec.wrap(
+        target, drafts=[Assistant(draft)], policy=Fixed("assistant", block_length=1), sampling=sampling
+    ) as speculator:
+        for _ in range(draws):
+            output = target.generate(ids, max_new_tokens=3, do_sample=True, top_k=4)
+            found[tuple(output[0, 4:].tolist())] += 1
+            assert speculator.last_request is not None
+            judged += speculator.last_request.num_judged_tokens
+    assert judged == draws  # the second token is drafted, the third is the bonus or comes from a plain step
+    assert set(found) <= set(expected)  # never outside the target's support
+    distance = sum(abs(found[key] / draws - p) for key, p in expected.items()) / 2
+    noise = sum((p * (1 - p) / draws) ** 0.5 for p in expected.values()) / 2 * 0.8  # what exact draws would show
+    assert distance < 1.6 * noise, (distance, noise)

@@ -97,7 +97,7 @@ class TestCalls:
                 assert generator(text, **GREEDY) == plain
             assert speculator.last_request is not None
             assert speculator.last_request.segment == "pipe"
-            assert speculator.last_request.actions == {"ngram:4": speculator.last_request.blocks}
+            assert speculator.last_request.usual_action == "ngram:4"
 
     def test_custom_generate_ends_in_the_same_decoder(self, model: Any) -> None:
         with autospec.wrap(model, policy="fixed:ngram:4") as speculator:

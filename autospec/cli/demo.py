@@ -77,12 +77,17 @@ def command(
     from autospec import models
     from autospec.data import load_prompts
     from autospec.demo import new_run_name, run_demo
+    from autospec.policies.registry import make_policy
     from autospec.telemetry.store import Store
 
     chosen = load_prompts(prompts)
     if prompts is None:
         chosen = _first_of_each_segment(chosen, limit)
-    Store(store).close()  # an unusable database is better known before minutes of work
+    # what cannot be used is better known before minutes of work than after them
+    Store(store).close()
+    names = ["ngram", *(["assistant"] if assistant is not None else [])]
+    make_policy(policy, names, _no_costs)
+    _check_writable(html)
     click.echo(f"loading {target} ...", err=True)
     model, tokenizer = models.load(target, dtype=dtype)
     drafts: list[Any] = ["ngram"]
@@ -92,26 +97,33 @@ def command(
         small_model, small_tokenizer = models.load(assistant, dtype=dtype)
         drafts.append(Assistant(small_model, tokenizer=small_tokenizer))
     run = new_run_name()
-    run_demo(
-        model,
-        tokenizer,
-        chosen,
-        store=store,
-        run=run,
-        drafts=drafts,
-        policy=policy,
-        seed=seed,
-        show_progress=sys.stderr.isatty() or not json,
-        say=lambda text: click.echo(text, err=True),
-    )
+    is_whole = True
+    try:
+        run_demo(
+            model,
+            tokenizer,
+            chosen,
+            store=store,
+            run=run,
+            drafts=drafts,
+            policy=policy,
+            seed=seed,
+            show_progress=sys.stderr.isatty() or not json,
+            say=lambda text: click.echo(text, err=True),
+        )
+    except KeyboardInterrupt:
+        is_whole = False
+        click.echo("\ninterrupted: this is what was measured until now", err=True)
     print_report(load_report(store, run, ("segment",)), json, html)
     notes = [
         f"database: {store} (run {run})",
         f"report:   {html}",
-        f"again:    autospec report --store {store} --run {run}",
+        f"again:    {sys.argv[0]} report --store {store} --run {run}",
     ]
     for note in notes:
         click.echo(note, err=json)
+    if not is_whole:
+        sys.exit(130)
 
 
 def _first_of_each_segment(prompts: list[Any], limit: int) -> list[Any]:
@@ -122,3 +134,17 @@ def _first_of_each_segment(prompts: list[Any], limit: int) -> list[Any]:
         if seen[prompt.segment] <= limit:
             chosen.append(prompt)
     return chosen
+
+
+def _no_costs() -> Any:
+    """Stands in for measured costs while a policy's name is only being checked."""
+
+
+def _check_writable(path: Path) -> None:
+    from autospec.errors import AutospecError
+
+    try:
+        with path.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise AutospecError(f"cannot write {path}: {error.strerror}") from error

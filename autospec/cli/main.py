@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from autospec.errors import AutospecError
+from autospec.errors import AutospecError, ConfigurationError
 
 # name -> module that holds the command under the name `command`; loaded only when it is asked for
 _COMMANDS = {
@@ -20,6 +20,10 @@ _COMMANDS = {
     "verify": "autospec.cli.verify",
     "version": "autospec.cli.version",
 }
+
+
+class _UsedWronglyError(click.ClickException):
+    exit_code = 2
 
 
 class _Group(click.Group):
@@ -40,7 +44,8 @@ class _Group(click.Group):
         except AutospecError as error:
             if ctx.params.get("debug"):
                 raise
-            raise click.ClickException(" ".join(str(error).split())) from error
+            kind = _UsedWronglyError if isinstance(error, ConfigurationError) else click.ClickException
+            raise kind(" ".join(str(error).split())) from error
         except (click.ClickException, click.exceptions.Exit, click.Abort, KeyboardInterrupt):
             raise
         except Exception as error:
@@ -59,7 +64,7 @@ class _Group(click.Group):
     },
     epilog="Every option is also an environment variable: AUTOSPEC_REPORT_STORE for `autospec report --store`.",
 )
-@click.option("--debug", is_flag=True, help="Show the traceback of an error, and log what is done.")
+@click.option("--debug", is_flag=True, show_envvar=True, help="Show the traceback of an error, and log what is done.")
 @click.pass_context
 def group(ctx: click.Context, debug: bool) -> None:
     """Exact, adaptive speculative decoding for Hugging Face transformers: it measures, learns and decides.

@@ -38,9 +38,11 @@ def command(store: str, run: str | None, by: str, json: bool, html: Path | None)
 def load_report(store: str, run: str | None, group_by: tuple[str, ...]) -> Report:
     """The report of a database, opened read-only."""
     from autospec.errors import ConfigurationError
-    from autospec.telemetry.report import build_report
+    from autospec.telemetry.report import GROUP_KEYS, build_report
     from autospec.telemetry.store import Store
 
+    if unknown := [key for key in group_by if key not in GROUP_KEYS]:
+        raise ConfigurationError(f"--by {','.join(unknown)}: known are {', '.join(GROUP_KEYS)}")
     with Store(store, readonly=True) as opened:
         if run is not None:
             runs = opened.runs()
@@ -55,9 +57,9 @@ def print_report(report: Report, json: bool, html: Path | None) -> None:
     from autospec.errors import AutospecError
     from autospec.telemetry.report import to_dict, to_html, to_text
 
+    click.echo(dumps(to_dict(report)) if json else to_text(report), nl=json)
     if html is not None:
         try:
             html.write_text(to_html(report), encoding="utf-8")
         except OSError as error:
             raise AutospecError(f"cannot write {html}: {error.strerror}") from error
-    click.echo(dumps(to_dict(report)) if json else to_text(report), nl=json)

@@ -15,7 +15,6 @@ from transformers import LogitsProcessorList
 from autospec.caches import append, context_window, drop_last, new_cache, why_not_rollback
 from autospec.costs.table import CostTable, Curve
 from autospec.drafts.base import DraftRequest, DraftSource
-from autospec.errors import DraftError
 from autospec.randomness import TorchRandomness
 
 if TYPE_CHECKING:
@@ -54,18 +53,14 @@ def calibrate(
     reach = max(block_lengths) + 1 + (repeats + 1) * len(block_lengths)
     fitting = [c for c in contexts if c + reach <= window] or [max(1, window - reach)]
     widths = (1, *(k + 1 for k in block_lengths))
-    with torch.no_grad():
+    with torch.no_grad(), torch.random.fork_rng([target.device] if target.device.type == "cuda" else []):
         verify = Curve(
             tuple(fitting), widths, tuple(tuple(_verify_medians(target, c, widths, repeats)) for c in fitting)
         )
-        drafts = {
-            name: Curve(
-                tuple(fitting),
-                tuple(block_lengths),
-                tuple(tuple(_draft_medians(target, source, c, block_lengths, repeats)) for c in fitting),
-            )
-            for name, source in sources.items()
+        measured = {
+            name: _draft_curve(target, source, fitting, block_lengths, repeats) for name, source in sources.items()
         }
+    drafts = {name: curve for name, curve in measured.items() if curve is not None}
     _log.info("calibrated %s in %.1f s", type(target).__name__, time.perf_counter() - started)
     return CostTable(tuple(block_lengths), verify, drafts)
 
@@ -82,6 +77,19 @@ def _verify_medians(target: PreTrainedModel, context: int, widths: Sequence[int]
         drop_last(cache, width)
 
     return _medians(target, verify, widths, repeats)
+
+
+def _draft_curve(
+    target: PreTrainedModel, source: DraftSource, contexts: Sequence[int], block_lengths: Sequence[int], repeats: int
+) -> Curve | None:
+    """Over the contexts that the source can draft in; None when there are none, so that it is never chosen."""
+    rows: dict[int, tuple[float, ...]] = {}
+    for context in contexts:
+        try:
+            rows[context] = tuple(_draft_medians(target, source, context, block_lengths, repeats))
+        except Exception as error:  # noqa: BLE001  # logged; while decoding it would be switched off with this reason
+            _log.warning("draft source %s cannot be timed after %d tokens: %s", source.name, context, error)
+    return Curve(tuple(rows), tuple(block_lengths), tuple(rows.values())) if rows else None
 
 
 def _draft_medians(
@@ -104,11 +112,7 @@ def _draft_medians(
         session.propose(committed, block_length)
         committed.append(committed[-(context // 2)] if context >= 2 else committed[-1])
 
-    try:
-        return _medians(target, propose, block_lengths, repeats)
-    except DraftError as error:  # the source will be switched off in each request, with this reason in the record
-        _log.warning("draft source %s could not be timed: %s", source.name, error)
-        return [0.0] * len(block_lengths)
+    return _medians(target, propose, block_lengths, repeats)
 
 
 def _medians(target: PreTrainedModel, step: Callable[[int], None], sizes: Sequence[int], repeats: int) -> list[float]:

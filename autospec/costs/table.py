@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -41,5 +42,6 @@ class CostTable:
         return self.verify.at(num_tokens, context_tokens)
 
     def draft_seconds(self, source: str, block_length: int, context_tokens: int) -> float:
-        """One proposal of `block_length` tokens."""
-        return self.drafts[source].at(block_length, context_tokens)
+        """One proposal of `block_length` tokens; infinite for a source that could not be timed."""
+        curve = self.drafts.get(source)
+        return curve.at(block_length, context_tokens) if curve is not None else math.inf

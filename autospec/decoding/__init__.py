@@ -1,1 +1,1 @@
-"""The exact decoder: draft, verify, commit, roll back. DESIGN: choices cost time, never correctness."""
+"""The exact decoder: draft, verify, commit, roll back. Choices cost time, never correctness."""

@@ -58,7 +58,6 @@ class Decoder:
         self._make_randomness = make_randomness
         self._scores_dtype = scores_dtype
         self.tally = Tally()
-        self.generation_config: GenerationConfig | None = None
         self.prompt_tokens = 0
         self.output_tokens = 0
 
@@ -80,7 +79,6 @@ class Decoder:
         if why := why_not(model, input_ids, generation_config, model_kwargs):
             raise CannotDecodeError(why)
         check_prompt(model, input_ids)
-        self.generation_config = generation_config
         self.prompt_tokens = input_ids.shape[1]
         prompt = _without_padding(input_ids, model_kwargs.get("attention_mask"))
         do_sample = bool(generation_config.do_sample)
@@ -105,11 +103,12 @@ class Decoder:
             self._streamer.put(input_ids.cpu())
         answer = Answer(input_ids, stopping_criteria, generation_config, self._streamer)
         target = TargetSession(model, generation_config, model_kwargs)
+        rule = make_rule(do_sample=do_sample, sampling=self._sampling, randomness=randomness)
         loop = Loop(
             target=target,
             answer=answer,
             processors=logits_processor,
-            rule=make_rule(do_sample=do_sample, sampling=self._sampling, randomness=randomness),
+            rule=rule,
             chooser=self._chooser,
             sources=self._sources,
             request=request,
@@ -127,6 +126,8 @@ class Decoder:
             raise
         finally:
             self.output_tokens = answer.num_tokens
+            if underflows := getattr(rule, "num_residual_underflows", 0):
+                loop.tally.notes.append(f"{underflows} residuals underflowed")
         answer.end_stream()
         return answer.output(target.finish())
 

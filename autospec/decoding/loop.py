@@ -1,6 +1,6 @@
 """The loop: choose, draft, verify, commit, roll back.
 
-Source: Leviathan et al. 2023 and Chen et al. 2023 for the scheme; DESIGN section 4 for the contracts.
+Source: Leviathan et al. 2023 and Chen et al. 2023 for the scheme; docs/exactness.md for what is promised.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -21,7 +22,7 @@ from autospec.decoding.target import TargetSession
 from autospec.drafts.base import DraftRequest, DraftSession, DraftSource, Proposal, checked
 from autospec.errors import ConfigurationError, DraftError
 from autospec.notices import warn
-from autospec.types import NONE, Action, BlockContext, BlockOutcome, RequestContext
+from autospec.types import NONE, OFF, Action, BlockContext, BlockOutcome, RequestContext
 
 
 class Chooser(Protocol):
@@ -91,9 +92,9 @@ class Loop:
             sources=tuple(self._sources),
         )
         with self._own_noise():
-            action = self._chooser.choose(context)
+            action = self._possible(self._chooser.choose(context), context)
         self._watch.lap()
-        proposal = self._propose(action, context)
+        proposal = self._propose(action)
         draft_seconds = self._watch.lap()
         num_draft = len(proposal.tokens)
         input_ids = self._answer.input_ids
@@ -121,15 +122,22 @@ class Loop:
         with self._own_noise():
             self._chooser.observe(outcome)
 
-    def _propose(self, action: Action, context: BlockContext) -> Proposal:
+    def _possible(self, chosen: Action, context: BlockContext) -> Action:
+        """The chosen action as far as it can be done now; what is asked, drafted and recorded then agree."""
         # the last of the tokens left needs no draft: the target's own token follows every accepted one
         room = self._last_position - self._target.prefill_length - context.output_tokens
-        block_length = min(action.block_length, context.tokens_left - 1, room)
-        if action.source == NONE or block_length < 1:
-            return Proposal()
-        if action.source not in self._sources:
+        block_length = min(chosen.block_length, context.tokens_left - 1, room)
+        if chosen.source not in (NONE, *self._request.sources):
             usable = ", ".join([NONE, *context.sources])
-            raise ConfigurationError(f"the policy chose draft source {action.source!r}: usable here are {usable}")
+            raise ConfigurationError(f"the policy chose draft source {chosen.source!r}: usable here are {usable}")
+        if block_length < 1 or chosen.source not in self._sources:
+            return OFF
+        return chosen if block_length == chosen.block_length else replace(chosen, block_length=block_length)
+
+    def _propose(self, action: Action) -> Proposal:
+        if action.block_length == 0:
+            return Proposal()
+        block_length = action.block_length
         try:
             with self._own_noise() if self._draft_request.is_paired else nullcontext():
                 if action.source not in self._sessions:

@@ -6,13 +6,14 @@ that do not come back from a rollback. Their blocks would be wrong without any e
 
 from __future__ import annotations
 
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from autospec.caches import append, context_window, drop_last, new_cache, why_not_rollback
+from autospec.caches import append, context_window, decoding_cache, drop_last, why_not_rollback
 
 PROMPT_TOKENS = 12
 BLOCK_TOKENS = 5
@@ -50,20 +51,26 @@ def probe(target: PreTrainedModel) -> str | None:
     end = PROMPT_TOKENS + BLOCK_TOKENS
     prompt, block, last = tokens[:, :PROMPT_TOKENS], tokens[:, PROMPT_TOKENS:end], tokens[:, end:]
 
-    _, cache = append(target, prompt, new_cache(target))
+    def run(part: Tensor, cache: Any, logits_kept: int = 1) -> tuple[Tensor, Any]:
+        logits, cache = append(target, part, cache, logits_kept=logits_kept)
+        if why_not_rollback(cache) is None:
+            drop_last(cache, 0)
+        return logits, cache
+
+    _, cache = run(prompt, decoding_cache(target))
     if why := why_not_rollback(cache):
         return why
-    singles = [append(target, block[:, i : i + 1], cache)[0][0] for i in range(BLOCK_TOKENS)]
-    _, cache = append(target, prompt, new_cache(target))
+    singles = [run(block[:, i : i + 1], cache)[0][0] for i in range(BLOCK_TOKENS)]
+    _, cache = run(prompt, decoding_cache(target))
     for i in range(KEPT_TOKENS):
-        append(target, block[:, i : i + 1], cache)
-    never_rolled_back, _ = append(target, last, cache)
-    _, cache = append(target, prompt, new_cache(target))
+        run(block[:, i : i + 1], cache)
+    never_rolled_back, _ = run(last, cache)
+    _, cache = run(prompt, decoding_cache(target))
     wide, cache = append(target, block, cache, logits_kept=BLOCK_TOKENS)
     if not _close(wide, torch.stack(singles)):
         return "a forward over several tokens gives other logits than one token at a time"
     drop_last(cache, BLOCK_TOKENS - KEPT_TOKENS)
-    rolled_back, _ = append(target, last, cache)
+    rolled_back, _ = run(last, cache)
     if not _close(rolled_back, never_rolled_back):
         return "after a rollback the cache gives other logits than before"
     return None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # in units of the last place of the larger logit, from experiments/03_rounding_noise: a little above the largest change
 # seen there between one forward over a block and forwards over one token each
-_UNITS = {torch.bfloat16: 8.0, torch.float16: 8.0, torch.float32: 1024.0, torch.float64: 1024.0}
+_UNITS = {torch.bfloat16: 8.0, torch.float16: 8.0, torch.float32: 128.0, torch.float64: 128.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,6 @@ def examine(
     position = first_difference(expected, found)
     if position is None:
         return None
-    logits, cache = append(target, prompt, new_cache(target))
-    for token in expected[:position]:
-        logits, cache = append(target, prompt.new_tensor([[token]]), cache)
     if position >= min(len(expected), len(found)):  # one answer went on after the other's end: never a tie
         longer = expected if len(expected) > len(found) else found
         token, is_expected = longer[position], longer is expected
@@ -79,9 +76,12 @@ def examine(
             logit_gap=math.inf,
             tolerance=0.0,
         )
+    logits, cache = append(target, prompt, new_cache(target))
+    for token in expected[:position]:
+        logits, cache = append(target, prompt.new_tensor([[token]]), cache)
     a, b = expected[position], found[position]
     gap = float(logits[0, a].double() - logits[0, b].double())
-    return Difference(position, a, b, gap, tolerance(float(logits[0, a].abs()), target.dtype))
+    return Difference(position, a, b, gap, tolerance(float(logits[0, [a, b]].abs().max()), target.dtype))
 
 
 def tolerance(logit: float, dtype: torch.dtype) -> float:

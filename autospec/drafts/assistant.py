@@ -171,9 +171,9 @@ def _vocab_size(model: PreTrainedModel) -> int:
 
 
 def _tokenizer_of(model: PreTrainedModel) -> Any | None:
-    folder = Path(str(getattr(model, "name_or_path", "")))
-    if not str(folder) or not (folder / "tokenizer_config.json").is_file():
+    name = str(getattr(model, "name_or_path", "") or "")
+    if not name or not (Path(name) / "tokenizer_config.json").is_file():
         return None
     from transformers import AutoTokenizer  # heavy: reads the tokenizer's files
 
-    return AutoTokenizer.from_pretrained(str(folder))
+    return AutoTokenizer.from_pretrained(name)

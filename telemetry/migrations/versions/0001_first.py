@@ -54,6 +54,7 @@ def upgrade() -> None:
         sa.Column("accepted", sa.JSON(), nullable=False),
         sa.Column("actions", sa.JSON(), nullable=False),
         sa.Column("fallback_reason", sa.Text(), nullable=True),
+        sa.Column("notes", sa.Text(), nullable=True),
         sa.Column("error", sa.Text(), nullable=True),
         sa.Column("run", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_requests")),
