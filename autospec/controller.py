@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 
 from autospec.errors import ConfigurationError, ExactnessError
+from autospec.notices import warn
 from autospec.policies.base import Policy
 from autospec.types import NONE, OFF, Action, BlockContext, BlockOutcome
+
+NEVER_ACCEPTED_TOKENS = 100
 
 
 class Controller:
@@ -15,6 +19,8 @@ class Controller:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._lock = threading.Lock()
+        self._judged: Counter[str] = Counter()
+        self._accepted: Counter[str] = Counter()
 
     def choose(self, context: BlockContext) -> Action:
         with self._lock:
@@ -36,5 +42,15 @@ class Controller:
         )
         if not (asked >= drafted >= judged >= accepted >= 0 and 1 <= outcome.num_committed_tokens <= accepted + 1):
             raise ExactnessError(f"a block's counts contradict each other: {outcome}")
+        source = outcome.action.source
         with self._lock:
             self._policy.observe(outcome)
+            was_unheard_of = self._judged[source] < NEVER_ACCEPTED_TOKENS
+            self._judged[source] += judged
+            self._accepted[source] += accepted
+            is_time = was_unheard_of and self._judged[source] >= NEVER_ACCEPTED_TOKENS
+        if is_time and self._accepted[source] == 0:
+            warn(
+                f"none of the first {self._judged[source]} draft tokens of {source!r} was accepted: "
+                "is it made for this model? Answers stay right, but nothing is gained"
+            )

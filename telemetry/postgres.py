@@ -30,7 +30,7 @@ def open_server(url: URL, *, readonly: bool) -> Engine:
         engine = create_engine(url, pool_pre_ping=True, connect_args=connect_args)
     except ImportError as error:
         raise ConfigurationError(
-            "a PostgreSQL database needs psycopg: pip install 'autospec-decoding[postgres]', or use sqlite:///file.db"
+            "a PostgreSQL database needs psycopg: pip install 'psycopg[binary]', or use sqlite:///file.db"
         ) from error
     if readonly:
         event.listen(engine, "connect", _forbid_writing)

@@ -151,9 +151,12 @@ def test_one_hot_drafts_follow_the_seed_in_maximal_sampling(target: Any) -> None
     ids = tiny.prompt(30)
     torch.manual_seed(5)
     plain = target.generate(ids, max_new_tokens=24, do_sample=True)
-    with autospec.wrap(target, drafts=[NGram(min_ngram=1)], policy="fixed:ngram:4", sampling="maximal"):
+    drafts = [Oracle(plain[0].tolist(), spoil_every=4)]
+    with autospec.wrap(target, drafts=drafts, policy=Fixed("oracle", block_length=4), sampling="maximal") as speculator:
         torch.manual_seed(5)
         assert torch.equal(target.generate(ids, max_new_tokens=24, do_sample=True), plain)
+        assert speculator.last_request is not None
+        assert speculator.last_request.num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize("window", [4, 8, 64])
@@ -472,3 +475,26 @@ def test_a_miss_is_a_plain_step(target: Any) -> None:
         assert speculator.last_request is not None
         assert speculator.last_request.num_draft_tokens == 0
         assert speculator.last_request.acceptance_lengths == {1: 5}
+
+
+def test_without_eos_it_runs_to_the_length(target: Any) -> None:
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 7, 8]])
+    plain, found, record = both(
+        target, ids, drafts=["ngram"], policy="fixed:ngram:4", max_new_tokens=15, do_sample=False, eos_token_id=None
+    )
+    assert torch.equal(plain, found)
+    assert found.shape[1] == 24
+    assert record.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("sampling", ["paired", "maximal"])
+def test_the_cache_holds_what_was_said(target: Any, draft: Any, sampling: str) -> None:
+    """After rejections the cached keys are those of a fresh forward over the returned ids."""
+    torch.manual_seed(1)
+    with autospec.wrap(target, drafts=[Assistant(draft)], policy="fixed:assistant:4", sampling=sampling) as speculator:
+        output = target.generate(tiny.prompt(20), max_new_tokens=30, do_sample=True, return_dict_in_generate=True)
+        assert speculator.last_request is not None
+        assert 0 < speculator.last_request.num_accepted_tokens < speculator.last_request.num_judged_tokens
+    fresh = find_cache(target(output.sequences[:, :-1], use_cache=True))
+    for a, b in zip(find_cache(output).layers, fresh.layers, strict=True):
+        torch.testing.assert_close(a.keys, b.keys)

@@ -140,13 +140,25 @@ class TestNGram:
         assert NGram().start(request(vocab_size=4)).propose([1, 2, 3, 7, 1, 2], 3).tokens == [3]
 
     def test_index_work_per_token_does_not_grow(self) -> None:
-        session = NGram().start(request())
-        committed = tiny.prompt(2000)[0].tolist()
-        session.propose(committed, 4)
-        session._newest_end = dict(session._newest_end)  # type: ignore[attr-defined]
-        before = session._num_indexed  # type: ignore[attr-defined]
-        session.propose([*committed, 3], 4)
-        assert session._num_indexed - before == 1  # type: ignore[attr-defined]
+        """Counted in tokens read: a new token makes the session look at its own neighbourhood only."""
+
+        class Watched(list[int]):
+            reads = 0
+
+            def __getitem__(self, key: Any) -> Any:
+                Watched.reads += 1
+                return super().__getitem__(key)
+
+        work = []
+        for length in (500, 5000):
+            session = NGram().start(request())
+            committed = Watched(tiny.prompt(length)[0].tolist())
+            session.propose(committed, 4)
+            committed.append(3)
+            Watched.reads = 0
+            session.propose(committed, 4)
+            work.append(Watched.reads)
+        assert work[0] == work[1] < 20
 
     @pytest.mark.parametrize("options", [{"max_ngram": 0}, {"min_ngram": 2.5}, {"min_ngram": 4}, {"max_ngram": True}])
     def test_bad_sizes(self, options: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
@@ -192,3 +193,24 @@ class TestController:
         controller = Controller(Fixed("ngram", block_length=4))
         with pytest.raises(ExactnessError, match="contradict"):
             controller.observe(BlockOutcome("s", Action("ngram", asked), 10, drafted, judged, accepted, committed))
+
+    def test_a_draft_that_is_never_accepted_is_said_aloud_once(self) -> None:
+        controller = Controller(Fixed("ngram", block_length=4))
+        useless = BlockOutcome("s", Action("ngram", 4), 10, 4, 1, 0, 1)
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            for _ in range(300):
+                controller.observe(useless)
+        assert [str(w.message) for w in heard] == [
+            "autospec: none of the first 100 draft tokens of 'ngram' was accepted: is it made for this model? "
+            "Answers stay right, but nothing is gained"
+        ]
+
+    def test_a_draft_that_is_sometimes_accepted_is_not(self) -> None:
+        controller = Controller(Fixed("ngram", block_length=4))
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            for number in range(300):
+                accepted = int(number == 50)
+                controller.observe(BlockOutcome("s", Action("ngram", 4), 10, 4, 1 + accepted, accepted, 1 + accepted))
+        assert heard == []
