@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from autospec.policies.base import MAX_SEGMENTS, check_range
 from autospec.types import BlockOutcome
 
 MAX_POSITIONS = 32
@@ -47,6 +48,9 @@ class AcceptanceModel:
     """
 
     def __init__(self, *, discount: float = 0.98, prior_acceptance: float = 0.8, strength: float = 4.0) -> None:
+        check_range("discount", discount, 0.0, 1.0)
+        check_range("prior_acceptance", prior_acceptance, 0.0, 1.0)
+        check_range("strength", strength, 1e-6, 1e6)
         self._discount = discount
         self._prior = prior_acceptance
         self._strength = strength
@@ -56,10 +60,11 @@ class AcceptanceModel:
     def add(self, outcome: BlockOutcome) -> None:
         """Learn from one block that asked a source for drafts."""
         source = outcome.action.source
-        for counts in (
-            self._by_segment.setdefault((outcome.segment, source), _Counts()),
-            self._by_source.setdefault(source, _Counts()),
-        ):
+        own = self._by_segment.pop((outcome.segment, source), None) or _Counts()
+        self._by_segment[outcome.segment, source] = own  # the newest last
+        if len(self._by_segment) > MAX_SEGMENTS:
+            del self._by_segment[next(iter(self._by_segment))]
+        for counts in (own, self._by_source.setdefault(source, _Counts())):
             counts.add(outcome, self._discount)
 
     def blocks(self, segment: str, source: str) -> float:

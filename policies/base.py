@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from autospec.errors import ConfigurationError
 from autospec.types import Action, BlockContext, BlockOutcome
+
+MAX_SEGMENTS = 10_000
+"""Segments that a policy remembers; beyond it the one not seen for longest is forgotten."""
+
+
+def check_range(name: str, value: float, low: float, high: float) -> None:
+    """Refuse a setting outside its range.
+
+    Raises:
+        ConfigurationError: names the setting, its value and what is allowed.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        raise ConfigurationError(f"{name}={value!r}: a number from {low:g} to {high:g} is needed")
 
 
 class Policy(Protocol):

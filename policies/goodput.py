@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autospec.policies.acceptance import AcceptanceModel
-from autospec.policies.base import CostEstimates
+from autospec.policies.base import MAX_SEGMENTS, CostEstimates, check_range
 from autospec.types import OFF, Action, BlockContext, BlockOutcome
 
 
@@ -57,6 +57,9 @@ class Goodput:
         hysteresis: float = 0.03,
         probe_every: int = 48,
     ) -> None:
+        check_range("minimum_gain", minimum_gain, 0.0, 10.0)
+        check_range("hysteresis", hysteresis, 0.0, 10.0)
+        check_range("probe_every", probe_every, 1, 1_000_000)
         self._costs = costs
         self._acceptance = acceptance if acceptance is not None else AcceptanceModel()
         self._minimum_gain = minimum_gain
@@ -65,7 +68,7 @@ class Goodput:
         self._segments: dict[str, _SegmentState] = {}
 
     def choose(self, context: BlockContext) -> Action:
-        state = self._segments.setdefault(context.segment, _SegmentState())
+        state = self._state(context.segment)
         candidates = self._candidates(context)
         if not candidates:
             return OFF
@@ -86,6 +89,13 @@ class Goodput:
     def observe(self, outcome: BlockOutcome) -> None:
         if outcome.action.block_length:
             self._acceptance.add(outcome)
+
+    def _state(self, segment: str) -> _SegmentState:
+        state = self._segments.pop(segment, None) or _SegmentState()
+        self._segments[segment] = state  # the newest last
+        if len(self._segments) > MAX_SEGMENTS:
+            del self._segments[next(iter(self._segments))]
+        return state
 
     def _candidates(self, context: BlockContext) -> list[_Prediction]:
         """Everything but plain decoding."""

@@ -54,7 +54,7 @@ def _parse_fixed(text: str) -> Fixed:
 
 
 def _check_source(policy: Policy, sources: Collection[str]) -> None:
-    if isinstance(policy, Fixed) and policy.block_length and policy.source not in sources:
+    if isinstance(policy, Fixed) and policy.source not in (NONE, *sources):
         known = ", ".join([NONE, *sorted(sources)])
         raise ConfigurationError(
             f"policy {policy.name!r} needs draft source {policy.source!r}, which is not among drafts={known}"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autospec.certify.cases import POLICIES
 from autospec.controller import Controller
 from autospec.errors import ConfigurationError, ExactnessError
 from autospec.policies import Fixed, Goodput, make_policy
@@ -54,6 +55,30 @@ def live(policy: Any, rate: float, blocks: int, *, seed: int = 0, where: BlockCo
     return actions
 
 
+@pytest.mark.parametrize("name", POLICIES)
+class TestContract:
+    """Every policy."""
+
+    def test_has_a_name_and_chooses_what_is_usable(self, name: str) -> None:
+        policy = POLICIES[name]()
+        assert isinstance(policy.name, str)
+        assert policy.name
+        for _ in range(60):
+            where = context(sources=("assistant", "ngram"))
+            action = policy.choose(where)
+            assert isinstance(action, Action)
+            assert action.source in ("none", *where.sources)
+            assert type(action.block_length) is int
+            assert action.block_length >= 0
+            k = action.block_length
+            policy.observe(BlockOutcome("s", action, 100, k, min(k, 1), 0, 1))
+
+    def test_the_same_outcomes_lead_to_the_same_choices(self, name: str) -> None:
+        where = context(sources=("assistant", "ngram"))
+        chosen = [[a.label for a in live(POLICIES[name](), 0.6, 80, where=where)] for _ in range(2)]
+        assert chosen[0] == chosen[1]
+
+
 class TestFixed:
     def test_chooses_what_it_was_given(self) -> None:
         assert Fixed("ngram", block_length=5).choose(context()).label == "ngram:5"
@@ -92,6 +117,7 @@ class TestMakePolicy:
             ("fixed:ngram:-2", "block_length=-2"),
             ("fixed:suffix:4", "needs draft source 'suffix', which is not among drafts=none, ngram"),
             (Fixed("assistant", block_length=3), "needs draft source 'assistant'"),
+            ("fixed:magic:0", "needs draft source 'magic'"),
             (object(), "is no policy"),
         ],
     )
@@ -129,7 +155,32 @@ class TestAcceptanceModel:
         assert model.survival("s", "ngram", 1)[0] == pytest.approx(0.8)
 
 
+@pytest.mark.parametrize(
+    ("make", "setting"),
+    [
+        (lambda: AcceptanceModel(discount=3), "discount=3"),
+        (lambda: AcceptanceModel(strength=-1), "strength=-1"),
+        (lambda: AcceptanceModel(prior_acceptance=float("nan")), "prior_acceptance=nan"),
+        (lambda: Goodput(Costs(), probe_every=0), "probe_every=0"),
+        (lambda: Goodput(Costs(), hysteresis=float("nan")), "hysteresis=nan"),
+    ],
+)
+def test_settings_out_of_range_are_refused(make: Any, setting: str) -> None:
+    with pytest.raises(ConfigurationError, match=setting):
+        make()
+
+
 class TestGoodput:
+    def test_memory_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for module in ("goodput", "acceptance"):
+            monkeypatch.setattr(f"autospec.policies.{module}.MAX_SEGMENTS", 10)
+        policy = Goodput(Costs())
+        for number in range(50):
+            live(policy, 0.9, 3, where=context(f"segment {number}"))
+        assert len(policy._segments) == 10
+        assert len(policy._acceptance._by_segment) == 10
+        assert "segment 49" in policy._segments
+
     def test_long_blocks_when_everything_is_accepted(self) -> None:
         assert Counter(a.label for a in live(Goodput(Costs()), 0.98, 200)[100:]).most_common(1)[0][0] == "ngram:16"
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
+from autospec.cli.loading import HalfOrFull, load_models
 from autospec.cli.report import load_report, print_report
 
 
@@ -62,7 +63,7 @@ def command(
     assistant: str | None,
     policy: str,
     store: str,
-    dtype: Literal["bfloat16", "float32", "float16"],
+    dtype: HalfOrFull,
     prompts: Path | None,
     limit: int,
     seed: int,
@@ -74,7 +75,6 @@ def command(
     Each prompt is answered greedily and sampled, each time by the model's own generate (control) and speculatively, in
     alternating order. All numbers are measured now, on this machine.
     """
-    from autospec import models
     from autospec.data import load_prompts
     from autospec.demo import new_run_name, run_demo
     from autospec.policies.registry import make_policy
@@ -88,14 +88,7 @@ def command(
     names = ["ngram", *(["assistant"] if assistant is not None else [])]
     make_policy(policy, names, _no_costs)
     _check_writable(html)
-    click.echo(f"loading {target} ...", err=True)
-    model, tokenizer = models.load(target, dtype=dtype)
-    drafts: list[Any] = ["ngram"]
-    if assistant is not None:
-        from autospec.drafts import Assistant
-
-        small_model, small_tokenizer = models.load(assistant, dtype=dtype)
-        drafts.append(Assistant(small_model, tokenizer=small_tokenizer))
+    model, tokenizer, drafts = load_models(target, assistant, dtype)
     run = new_run_name()
     is_whole = True
     try:

@@ -6,9 +6,10 @@ import sys
 from collections import Counter
 from json import dumps
 from pathlib import Path
-from typing import Any, Literal
 
 import click
+
+from autospec.cli.loading import HalfOrFull, load_models
 
 
 @click.command(name="verify")
@@ -45,7 +46,7 @@ def command(
     target: str,
     assistant: str | None,
     prompts: Path | None,
-    dtype: Literal["float32", "bfloat16", "float16"],
+    dtype: HalfOrFull,
     block_lengths: str,
     new_tokens: int | None,
     limit: int | None,
@@ -58,20 +59,12 @@ def command(
     """
     from tqdm import tqdm
 
-    from autospec import models
     from autospec.data import load_prompts
     from autospec.verify import verify_greedy
 
     lengths = _parse_lengths(block_lengths)
     chosen = load_prompts(prompts)[:limit]
-    click.echo(f"loading {target} ...", err=True)
-    model, tokenizer = models.load(target, dtype=dtype)
-    drafts: list[Any] = ["ngram"]
-    if assistant is not None:
-        from autospec.drafts import Assistant
-
-        small_model, small_tokenizer = models.load(assistant, dtype=dtype)
-        drafts.append(Assistant(small_model, tokenizer=small_tokenizer))
+    model, tokenizer, drafts = load_models(target, assistant, dtype)
     found = verify_greedy(model, tokenizer, chosen, drafts=drafts, block_lengths=lengths, max_new_tokens=new_tokens)
     total = len(chosen) * len(drafts) * len(lengths)
     verdicts = list(tqdm(found, total=total, desc="verify", unit="answer"))

@@ -42,6 +42,8 @@ class Assistant:
             raise ConfigurationError(
                 f"Assistant({type(model).__name__}): a transformers causal language model is needed"
             )
+        if not isinstance(greedy, bool):
+            raise ConfigurationError(f"Assistant(greedy={greedy!r}): True or False is needed")
         self.model = model
         self.greedy = greedy
         self._tokenizer = tokenizer if tokenizer is not None else _tokenizer_of(model)
