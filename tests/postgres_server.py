@@ -117,7 +117,7 @@ def fresh_database() -> Iterator[str]:
     """The URL of an empty database; skips the test, saying what is missing, where there is no PostgreSQL."""
     if binaries() is None:
         pytest.skip("PostgreSQL is not installed: no postgres and initdb on PATH or in /usr/lib/postgresql/*/bin")
-    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'autospec-decoding[postgres]'")
+    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'psycopg[binary]'")
     address = server()
     assert address is not None
     name = f"test_{uuid.uuid4().hex[:12]}"

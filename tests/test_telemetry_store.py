@@ -562,7 +562,7 @@ class TestUrls:
 
     def test_a_missing_driver_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "psycopg", None)
-        with pytest.raises(ConfigurationError, match=r"pip install 'autospec-decoding\[postgres\]'"):
+        with pytest.raises(ConfigurationError, match=r"pip install 'psycopg\[binary\]'"):
             Store("postgresql://host/db")
 
     def test_importing_loads_no_database_library(self) -> None:
