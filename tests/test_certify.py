@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections import defaultdict
 from fractions import Fraction
 from typing import Any
@@ -339,3 +340,18 @@ def test_a_draft_with_a_wrong_cache_is_only_a_worse_draft(monkeypatch: pytest.Mo
 
 def test_constant_tables() -> None:
     assert constant_table(0.5, 0.5)([1, 2]) == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("sampling", ["maximal", "paired"])
+def test_a_draft_that_breaks_after_a_drawn_token_still_submits_it(sampling: str) -> None:
+    """The overflow follows from the token just drawn, so dropping that token would depend on its own draw."""
+
+    def overflowing(prefix: Any) -> list[float]:
+        return [float("nan")] * 3 if prefix[-1] == 1 and len(prefix) > 1 else Q(prefix)
+
+    source = Assistant(SyntheticModel(overflowing, 3))
+    case = a_case(source, sampling=sampling, prompt=(0,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is switched off later in the request, and says so
+        certificate = next(certify([case]))
+    assert certificate.is_exact, certificate

@@ -180,7 +180,7 @@ PAIRS: dict[str, tuple[Table, Table]] = {
 
 
 def quick_cases() -> Iterator[Case]:
-    """Every axis once; about a minute on one core."""
+    """Every axis once; seconds."""
     yield from _distributions(max_new_tokens=3)
     yield from _block_lengths(vocab_size=2, max_new_tokens=4)
     yield from _processors(max_new_tokens=3)
@@ -189,7 +189,7 @@ def quick_cases() -> Iterator[Case]:
 
 
 def full_cases() -> Iterator[Case]:
-    """Longer outputs, larger vocabularies, and axes crossed; some tens of minutes."""
+    """Longer outputs, larger vocabularies, and axes crossed; much longer."""
     yield from _distributions(max_new_tokens=4)
     for vocab_size, tokens in ((2, 6), (3, 5), (5, 3)):
         yield from _block_lengths(vocab_size=vocab_size, max_new_tokens=tokens)

@@ -10,7 +10,7 @@ import click
 
 
 @click.command(name="certify")
-@click.option("--full", is_flag=True, show_envvar=True, help="Longer outputs and crossed axes: tens of minutes.")
+@click.option("--full", is_flag=True, show_envvar=True, help="Longer outputs and crossed axes: takes much longer.")
 @click.option("--json", is_flag=True, show_envvar=True, help="Print one JSON object.")
 def command(full: bool, json: bool) -> None:
     """Run the decoder over every branch of every random draw and compare whole-output distributions.

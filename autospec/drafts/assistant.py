@@ -99,12 +99,15 @@ class AssistantSession:
         self._is_greedy = is_greedy
         self._cache = new_cache(model)
         self._cached: list[int] = []  # tokens in the cache
+        self._failure: DraftError | None = None  # of the last block, after tokens were drawn
         self._num_agreed = 0  # of those, known to be committed
 
     @torch.no_grad()
     def propose(self, committed: Sequence[int], block_length: int) -> Proposal:
         if self._window is not None and len(committed) + block_length > self._window:
             raise DraftError(f"the text no longer fits the assistant's context window of {self._window} tokens")
+        if self._failure is not None:
+            raise self._failure
         self._roll_back(committed)
         catch_up_seconds = self._catch_up(committed)
         randomness = self._request.randomness.fork() if self._request.is_paired else self._request.randomness
@@ -113,7 +116,13 @@ class AssistantSession:
         tokens: list[int] = []
         probs: list[Tensor] = []
         for _ in range(block_length):
-            scores = self._scores(prefix, self._forward(backlog))
+            try:
+                scores = self._scores(prefix, self._forward(backlog))
+            except DraftError as error:
+                if not tokens:
+                    raise
+                self._failure = error  # what was drawn is submitted all the same: dropping it would depend on its draw
+                break
             if not torch.isfinite(scores.amax()):
                 break  # the processors leave the draft nothing to say here
             if self._is_greedy:
