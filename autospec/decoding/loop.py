@@ -144,7 +144,9 @@ class Loop:
                     self._sessions[action.source] = self._sources[action.source].start(self._draft_request)
                 proposal = self._sessions[action.source].propose(self._committed, block_length)
             return checked(proposal, block_length, self._draft_request.vocab_size)
-        except Exception as error:  # noqa: BLE001  # a draft never decides what is said, so none may end a request
+        except Exception as error:  # a draft never decides what is said, so few may end a request
+            if self._request.do_sample and not self._draft_request.is_paired and not isinstance(error, DraftError):
+                raise  # it may follow from a token drawn just now, and dropping that one would depend on its own draw
             text = str(error) if isinstance(error, DraftError) else f"{type(error).__name__}: {error}"
             self._note(f"{action.source} switched off: {text}")
             del self._sources[action.source]

@@ -55,7 +55,8 @@ class DraftSession(Protocol):
             block_length: at least 1.
 
         Raises:
-            DraftError: the source cannot go on; it is switched off for the rest of the request.
+            DraftError: the source cannot go on; it is switched off for the rest of the request. Raise it before drawing
+                a token, or submit what was drawn and raise it at the next call.
         """
 
 
