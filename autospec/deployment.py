@@ -19,7 +19,7 @@ def describe_deployment(model: Any, drafts: Iterable[str]) -> Deployment:
     """Host, device, target, dtype, drafts and versions of a wrapped model."""
     return Deployment(
         host=socket.gethostname(),
-        device=_device_name(model.device),
+        device=device_name(model.device),
         target=_model_name(model),
         dtype=str(model.dtype).removeprefix("torch."),
         drafts=tuple(sorted(drafts)),
@@ -46,7 +46,7 @@ def _model_name(model: Any) -> str:
     return Path(name).name if Path(name).is_absolute() else name
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return f"cuda: {torch.cuda.get_device_name(device)}"
     if device.type == "cpu":

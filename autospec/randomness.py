@@ -5,6 +5,9 @@ Production backs it with a torch generator; an exhaustive enumeration of all dra
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -17,43 +20,182 @@ class Randomness(Protocol):
     def categorical(self, probs: Tensor) -> int:
         """Draw an index. Args: probs: [vocab_size], sums to 1."""
 
-    def bernoulli(self, probability: float) -> bool:
-        """True with the given probability."""
+    def category(self, probs: Tensor) -> Tensor:
+        """As `categorical`, with the index, [], left on the device."""
+
+    def walk(self, probs: Tensor, expected: Sequence[int]) -> list[int]:
+        """Draw one index a row, in order, for as long as each is the expected one.
+
+        Args:
+            probs: [n, vocab_size], each row sums to 1.
+            expected: [n - 1] or [n]; the last row of n has nothing to expect when one is missing.
+
+        Returns:
+            what was drawn, the first that differs included; the noise is then used once for each.
+        """
+
+    def rewind(self, num_draws: int) -> None:
+        """Only the first draws of the last `walk` count: the noise of the others is the next to be used."""
+
+    def num_successes(self, probabilities: Tensor) -> Tensor:
+        """How many independent yes-or-no draws come true before the first that does not.
+
+        Args:
+            probabilities: [n], of a yes.
+
+        Returns:
+            [], int64, on the same device.
+        """
 
     def fork(self) -> Randomness:
         """A copy that will draw with the noise this one uses next, while this one stays as it is."""
 
 
 class TorchRandomness:
-    """Draws as transformers' `generate` does: one `torch.multinomial` call per token.
+    """Draws as transformers' `generate` does: one `torch.multinomial` call per token, or what that call computes.
+
+    On the CPU `walk` draws row by row and stops. Elsewhere each look at a drawn token waits for the device, so that all
+    rows are drawn first, looked at together, and the generator is set back to where the last draw that counts left it.
 
     Args:
         device: where the probabilities live; its global generator is used when `generator` is None.
         generator: a generator to use instead of the global one.
+        draws_ahead: draw all rows of a walk before looking at any; None: where it saves waiting.
     """
 
-    def __init__(self, device: torch.device, generator: torch.Generator | None = None) -> None:
+    def __init__(
+        self, device: torch.device, generator: torch.Generator | None = None, draws_ahead: bool | None = None
+    ) -> None:
         self._device = device
         self._generator = generator
+        if draws_ahead is None:
+            draws_ahead = device.type != "cpu" and race_is_multinomial(device.type)
+        self._draws_ahead = draws_ahead
+        self._marks: list[Tensor] = []  # the generator's state before each draw of the last walk, and after the last
 
     def categorical(self, probs: Tensor) -> int:
         # [1, vocab_size], as in `generate`: the generator is then used in exactly the same way
         return int(torch.multinomial(probs[None], num_samples=1, generator=self._generator).item())
 
-    def bernoulli(self, probability: float) -> bool:
-        draw = torch.rand((), dtype=torch.float64, device=self._device, generator=self._generator)
-        return bool(draw.item() < probability)
+    def category(self, probs: Tensor) -> Tensor:
+        if self._draws_ahead:
+            return race(probs[None], self._generator)[0]
+        return torch.multinomial(probs[None], num_samples=1, generator=self._generator)[0, 0]
+
+    def walk(self, probs: Tensor, expected: Sequence[int]) -> list[int]:
+        return self._look_later(probs, expected) if self._draws_ahead else self._look_at_each(probs, expected)
+
+    def rewind(self, num_draws: int) -> None:
+        if num_draws < len(self._marks) - 1:
+            self._set_state(self._marks[num_draws])
+
+    def num_successes(self, probabilities: Tensor) -> Tensor:
+        shape = probabilities.shape
+        draws = torch.rand(shape, dtype=torch.float64, device=probabilities.device, generator=self._generator)
+        return (draws < probabilities).long().cumprod(dim=0).sum()
 
     def fork(self) -> TorchRandomness:
         copy = torch.Generator(device=self._device)
         copy.set_state(self._state())
-        return TorchRandomness(self._device, copy)
+        return TorchRandomness(self._device, copy, self._draws_ahead)
+
+    def _look_at_each(self, probs: Tensor, expected: Sequence[int]) -> list[int]:
+        tokens: list[int] = []
+        self._marks = [self._state()]
+        for row in probs:
+            tokens.append(self.categorical(row))
+            self._marks.append(self._state())
+            if not _goes_on(tokens, expected):
+                break
+        return tokens
+
+    def _look_later(self, probs: Tensor, expected: Sequence[int]) -> list[int]:
+        draws = []
+        self._marks = [self._state()]
+        for position in range(len(probs)):
+            draws.append(race(probs[position : position + 1], self._generator))
+            self._marks.append(self._state())
+        # one transfer; a softmax that fails is nan throughout
+        drawn, failed = torch.stack([torch.cat(draws), probs[:, 0].isnan().long()]).tolist()
+        tokens: list[int] = []
+        for token, is_failed in zip(drawn, failed, strict=True):
+            if is_failed:
+                self.rewind(len(tokens))
+                self.categorical(probs[len(tokens)])  # raises what plain decoding raises
+            tokens.append(token)
+            if not _goes_on(tokens, expected):
+                break
+        self.rewind(len(tokens))
+        return tokens
 
     def _state(self) -> Tensor:
-        if self._generator is not None:
-            return self._generator.get_state()
-        if self._device.type == "cuda":
-            return torch.cuda.get_rng_state(self._device)
-        if self._device.type == "cpu":
-            return torch.get_rng_state()
-        return torch.get_device_module(self._device.type).get_rng_state()  # type: ignore[no-any-return]
+        return _global_state(self._device) if self._generator is None else self._generator.get_state()
+
+    def _set_state(self, state: Tensor) -> None:
+        if self._generator is None:
+            _set_global_state(self._device, state)
+        else:
+            self._generator.set_state(state)
+
+
+@contextmanager
+def in_place_of_global(generator: torch.Generator | None) -> Iterator[None]:
+    """What draws from torch's global generator inside the block draws from `generator`; None: from its own.
+
+    For code that takes no generator. The global one is the same for all threads, and is put back as it was.
+    """
+    if generator is None:
+        yield
+        return
+    before = _global_state(generator.device)
+    _set_global_state(generator.device, generator.get_state())
+    try:
+        yield
+    finally:
+        generator.set_state(_global_state(generator.device))
+        _set_global_state(generator.device, before)
+
+
+def _global_state(device: torch.device) -> Tensor:
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    if device.type == "cpu":
+        return torch.get_rng_state()
+    return torch.get_device_module(device.type).get_rng_state()  # type: ignore[no-any-return]
+
+
+def _set_global_state(device: torch.device, state: Tensor) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    elif device.type == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.get_device_module(device.type).set_rng_state(state)
+
+
+def race(probs: Tensor, generator: torch.Generator | None) -> Tensor:
+    """One index a row by a race of exponentials, as `torch.multinomial` draws it, without its checks on the host.
+
+    Args:
+        probs: [n, vocab_size].
+
+    Returns:
+        [n], int64.
+    """
+    noise = torch.empty_like(probs).exponential_(1, generator=generator)
+    return (probs / noise).argmax(dim=-1)
+
+
+@cache
+def race_is_multinomial(device_type: str) -> bool:
+    """Does `race` give what `torch.multinomial` gives from the same noise? Tried: torch does not promise it."""
+    device = torch.device(device_type)
+    ours, torchs = (torch.Generator(device).manual_seed(0) for _ in range(2))
+    probs = torch.rand((1, 4099), device=device, generator=torch.Generator(device).manual_seed(1)).pow(8)
+    return all(int(race(probs, ours)) == int(torch.multinomial(probs, 1, generator=torchs)) for _ in range(16))
+
+
+def _goes_on(tokens: list[int], expected: Sequence[int]) -> bool:
+    """Was the last draw the expected one?"""
+    last = len(tokens) - 1
+    return last < len(expected) and tokens[last] == expected[last]

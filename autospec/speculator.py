@@ -12,6 +12,7 @@ from functools import update_wrapper
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from transformers import GenerationMixin
 
 from autospec.calls import Call
@@ -27,6 +28,7 @@ from autospec.errors import ConfigurationError
 from autospec.notices import warn
 from autospec.policies.base import CostEstimates, Policy
 from autospec.policies.registry import make_policy
+from autospec.randomness import TorchRandomness, in_place_of_global
 from autospec.segments import resolve
 from autospec.types import PhaseSeconds, RequestRecord
 
@@ -123,12 +125,21 @@ class Speculator:
         self._install()
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """What `model.generate` calls while the model is wrapped; takes and returns the same, and `segment=`."""
+        """What `model.generate` calls while the model is wrapped.
+
+        Takes and returns the same, and takes besides:
+
+        Args:
+            segment: a label for the report; `with autospec.segment(...)` sets it, too.
+            generator: a torch generator on the model's device to sample with, in place of torch's global one. The text
+                is the one that plain decoding gives when the global generator starts in this one's state.
+        """
         if self._is_closed:
             raise ConfigurationError("this speculator is closed: wrap the model again")
         if args and isinstance(args[0], type(self.model)):
             raise ConfigurationError("custom_generate=speculator.generate works on the wrapped model alone")
         segment = resolve(kwargs.pop("segment", None))
+        generator = _checked_generator(kwargs.pop("generator", None), self.model.device)
         call = Call(self.model, args, kwargs)
         if call.arguments.get("custom_generate") in (self.generate, self._installed):
             del call.arguments["custom_generate"], kwargs["custom_generate"]
@@ -141,6 +152,7 @@ class Speculator:
             sources=self.sources,
             sampling=self._sampling,
             streamer=call.streamer,
+            make_randomness=lambda device: TorchRandomness(device, generator),
         )
         error: BaseException | None = None
         output: Any = None
@@ -151,7 +163,8 @@ class Speculator:
                 except CannotDecodeError as cannot:
                     reason = str(cannot)
             if reason is not None or is_control:
-                output = self._original(*args, **kwargs, **call.missing_for_original(self.tokenizer))
+                with in_place_of_global(generator):
+                    output = self._original(*args, **kwargs, **call.missing_for_original(self.tokenizer))
         except BaseException as caught:
             error = caught
             raise
@@ -312,6 +325,17 @@ class _Installed:
 
     def __reduce__(self) -> Any:
         return _own_generate, (self._speculator.model,)
+
+
+def _checked_generator(generator: Any, device: torch.device) -> torch.Generator | None:
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise ConfigurationError(f"generator={generator!r}: a torch.Generator or None is needed")
+    if generator is not None and generator.device.type != device.type:
+        raise ConfigurationError(
+            f"the generator is on {generator.device}, the model on {device}: make it there, "
+            f"torch.Generator({str(device)!r})"
+        )
+    return generator
 
 
 def _own_generate(model: Any) -> MethodType:

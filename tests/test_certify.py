@@ -18,10 +18,10 @@ from autospec.certify import BOUND, Case, SyntheticModel, certify, constant_tabl
 from autospec.certify.cases import POLICIES, PROCESSORS
 from autospec.certify.noise import EnumeratedNoise, Path, every_branch
 from autospec.decoding.answer import Answer
-from autospec.decoding.loop import Loop
-from autospec.decoding.processors import PURE
+from autospec.decoding.processors import PURE, BlockProcessors
 from autospec.decoding.selection import Maximal, Selection, target_probs
 from autospec.decoding.target import TargetSession
+from autospec.decoding.verification import Verification
 from autospec.drafts import Assistant, Proposal
 from autospec.drafts.assistant import AssistantSession
 from autospec.policies import Fixed
@@ -70,13 +70,14 @@ def test_the_three_token_example_in_exact_fractions() -> None:
     def run(noise: EnumeratedNoise) -> Selection:
         draft = noise.categorical(torch.tensor(q, dtype=torch.float64))
         return Maximal(noise).select(
-            torch.tensor([p], dtype=torch.float64).log(), draft, torch.tensor(q, dtype=torch.float64)
+            torch.tensor([p], dtype=torch.float64).log(), [draft], torch.tensor([q], dtype=torch.float64)
         )
 
     for probability, selection in every_branch(run):
-        output[selection.token] += probability
-        if not selection.is_accepted:
-            recovered[selection.token] += probability
+        (token,) = selection.tokens
+        output[token] += probability
+        if not selection.num_accepted:
+            recovered[token] += probability
 
     def exact(number: float) -> Fraction:
         fraction = Fraction(number).limit_denominator(1000)
@@ -108,7 +109,7 @@ class TestNoise:
     def test_total_probability_is_one(self) -> None:
         def run(noise: EnumeratedNoise) -> int:
             count = 0
-            while count < 4 and noise.bernoulli(0.7):
+            while count < 4 and int(noise.num_successes(torch.tensor([0.7, 0.4]))):
                 count += 1 + noise.categorical(torch.tensor([0.5, 0.5, 0.0]))
             return count
 
@@ -117,8 +118,17 @@ class TestNoise:
     def test_impossible_outcomes_are_not_followed(self) -> None:
         noise = EnumeratedNoise(Path([]))
         assert noise.categorical(torch.tensor([0.0, 1.0, 0.0])) == 1
-        assert noise.bernoulli(1.0)
-        assert not noise.bernoulli(0.0)
+        assert int(noise.num_successes(torch.tensor([1.0, 1.0, 0.0, 1.0]))) == 2
+
+    def test_after_rewinding_the_same_numbers_are_read_again(self) -> None:
+        probs = torch.tensor([[0.5, 0.5], [0.2, 0.8], [0.7, 0.3]])
+
+        def run(noise: EnumeratedNoise) -> bool:
+            drawn = noise.walk(probs, [0, 1])
+            noise.rewind(1)
+            return [noise.categorical(row) for row in probs[1 : len(drawn)]] == drawn[1:]
+
+        assert all(same for _, same in every_branch(run))
 
 
 # --- planted faults: each must make the certifier report a violation ---
@@ -146,56 +156,57 @@ def violates(case: Case) -> bool:
 
 
 class AfterRejection(Maximal):
-    """Accepts rightly; what follows a rejection is the subclass's."""
+    """Accepts rightly; what the token after a rejection is drawn from is the subclass's."""
 
-    def select(self, scores: Any, draft_token: Any, draft_probs: Any) -> Selection:
-        if draft_probs is None:
-            return super().select(scores, draft_token, draft_probs)
-        p = target_probs(scores)
-        if self._randomness.bernoulli(min(1.0, float(p[draft_token] / draft_probs[draft_token]))):
-            return Selection(draft_token, is_accepted=True)
-        return self.recover(p, draft_probs)
+    def residual(self, probs: Any, draft_probs: Any, num_accepted: Any) -> Any:
+        count = int(num_accepted)
+        if count == len(draft_probs):
+            return super().residual(probs, draft_probs, num_accepted)
+        weights = self.recover(probs[count], draft_probs[count])
+        return weights / weights.sum(), weights.sum()
 
-    def recover(self, p: Any, q: Any) -> Selection:
+    def recover(self, p: Any, q: Any) -> Any:
         raise NotImplementedError
 
 
 class FromDraft(AfterRejection):
-    def recover(self, p: Any, q: Any) -> Selection:
-        return Selection(self._randomness.categorical(q), is_accepted=False)
+    def recover(self, p: Any, q: Any) -> Any:
+        return q
 
 
 class FreshFromTarget(AfterRejection):
-    def recover(self, p: Any, q: Any) -> Selection:
-        return Selection(self._randomness.categorical(p), is_accepted=False)
+    def recover(self, p: Any, q: Any) -> Any:
+        return p
 
 
 class AbsoluteDifference(AfterRejection):
-    def recover(self, p: Any, q: Any) -> Selection:
-        residual = (p - q).abs()
-        return Selection(self._randomness.categorical(residual / residual.sum()), is_accepted=False)
+    def recover(self, p: Any, q: Any) -> Any:
+        return (p - q).abs()
 
 
-class BonusAfterRejection(AfterRejection):
-    def recover(self, p: Any, q: Any) -> Selection:
-        residual = (p - q).clamp(min=0)
-        return Selection(
-            self._randomness.categorical(residual / residual.sum()), is_accepted=True
-        )  # and the walk goes on
+class BonusAfterRejection(Maximal):
+    def select(self, scores: Any, draft_tokens: Any, draft_probs: Any) -> Selection:
+        tokens = super().select(scores, draft_tokens, draft_probs).tokens
+        if len(tokens) < len(scores):  # its logits were computed for the rejected draft token
+            tokens = [*tokens, self._randomness.categorical(target_probs(scores)[len(tokens)])]
+        return Selection(tokens, len(tokens) - 1)
 
 
 class InverseRatio(Maximal):
-    def select(self, scores: Any, draft_token: Any, draft_probs: Any) -> Selection:
-        if draft_probs is None:
-            return super().select(scores, draft_token, draft_probs)
-        p = target_probs(scores)
-        if self._randomness.bernoulli(min(1.0, float(draft_probs[draft_token] / p[draft_token]))):
-            return Selection(draft_token, is_accepted=True)
-        residual = (p - draft_probs).clamp(min=0)
-        return Selection(self._randomness.categorical(residual / residual.sum()), is_accepted=False)
+    def num_accepted(self, p: Any, q: Any) -> Any:
+        return super().num_accepted(q, p)
 
 
-@pytest.mark.parametrize("rule", [FromDraft, FreshFromTarget, AbsoluteDifference, BonusAfterRejection, InverseRatio])
+class NeighboursResidual(Maximal):
+    """The bonus row is used after a rejection."""
+
+    def residual(self, probs: Any, draft_probs: Any, num_accepted: Any) -> Any:
+        return super().residual(probs.roll(-1, dims=0), draft_probs, num_accepted)
+
+
+@pytest.mark.parametrize(
+    "rule", [FromDraft, FreshFromTarget, AbsoluteDifference, BonusAfterRejection, InverseRatio, NeighboursResidual]
+)
 def test_faults_of_selection_are_found(rule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import autospec.decoding.decoder as decoder_module
 
@@ -282,18 +293,30 @@ def test_raw_logits_as_q_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_processors_with_the_wrong_prefix_are_found(sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     processors = lambda: LogitsProcessorList([OddTokens()])  # noqa: E731
     assert not violates(a_case(processors=processors, sampling=sampling))
-    commit_run = Loop._commit_run
+    run = Verification.run
 
-    def with_the_prefix_of_the_block(self: Loop, *args: Any) -> Any:
-        right, frozen = self._processors, self._answer.input_ids
-        self._processors = lambda ids, scores: right(frozen, scores)  # type: ignore[assignment]
+    def with_the_prefix_of_the_block(self: Verification, *args: Any) -> Any:
+        right, frozen = self._processors.rest, self._answer.tokens.on_device
+        self._processors.rest = lambda ids, scores: right(frozen, scores)  # type: ignore[assignment]
         try:
-            return commit_run(self, *args)
+            return run(self, *args)
         finally:
-            self._processors = right
+            self._processors.rest = right
 
-    monkeypatch.setattr(Loop, "_commit_run", with_the_prefix_of_the_block)
+    monkeypatch.setattr(Verification, "run", with_the_prefix_of_the_block)
     assert violates(a_case(processors=processors, sampling=sampling))
+
+
+@pytest.mark.parametrize("sampling", ["maximal", "paired"])
+def test_the_neighbours_prefix_in_the_first_stage_is_found(sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    processors = lambda: LogitsProcessorList([transformers.RepetitionPenaltyLogitsProcessor(2.5)])  # noqa: E731
+    case = a_case(processors=processors, sampling=sampling)
+    assert not violates(case)
+    first_stage = BlockProcessors.first_stage
+    monkeypatch.setattr(
+        BlockProcessors, "first_stage", lambda self, ids, scores: first_stage(self, ids.roll(1, dims=1), scores)
+    )
+    assert violates(case)
 
 
 @pytest.mark.parametrize("sampling", ["maximal", "paired"])
@@ -302,7 +325,7 @@ def test_an_end_that_is_seen_too_late_is_found(sampling: str, monkeypatch: pytes
 
     def late(self: Answer, *args: Any) -> None:
         append(self, *args)
-        self.is_finished = bool(self._criteria(self.input_ids[:, :-1], None).all())
+        self.is_finished = any(bool(c(self.tokens.on_host[:, :-1], None).all()) for c in self._criteria)
 
     monkeypatch.setattr(Answer, "append", late)
     assert violates(a_case(eos=(1,), sampling=sampling))

@@ -40,12 +40,13 @@ def output_of(rule_type: Any, p: list[float], q: list[float], one_hot: int | Non
 
     def run(noise: EnumeratedNoise) -> Any:
         draft = noise.categorical(torch.tensor(q, dtype=torch.float64)) if one_hot is None else one_hot
-        probs = torch.tensor(q, dtype=torch.float64) if one_hot is None else None
-        return rule_type(noise).select(scores_of(p), draft, probs)
+        probs = torch.tensor([q], dtype=torch.float64) if one_hot is None else None
+        return rule_type(noise).select(scores_of(p), [draft], probs)
 
     for probability, selection in every_branch(run):
-        output[selection.token] += probability
-        accepted += probability * selection.is_accepted
+        (token,) = selection.tokens
+        output[token] += probability
+        accepted += probability * selection.num_accepted
     return [output[i] for i in range(len(p))], accepted
 
 
@@ -72,9 +73,8 @@ def test_one_hot_drafts(name: str) -> None:
 
 def test_planted_residual_fault_is_seen() -> None:
     class Forgetful(Maximal):
-        def select(self, scores: Any, draft_token: Any, draft_probs: Any) -> Any:
-            selection = super().select(scores, draft_token, draft_probs)
-            return selection if selection.is_accepted else self._paired.select(scores, None, None)
+        def residual(self, probs: Any, draft_probs: Any, num_accepted: Any) -> Any:
+            return super().residual(probs, torch.zeros_like(draft_probs), num_accepted)
 
     output, _ = output_of(Forgetful, *PAIRS["book"])
     assert output == pytest.approx([0.56, 0.33, 0.11], abs=1e-12)
@@ -82,25 +82,27 @@ def test_planted_residual_fault_is_seen() -> None:
 
 def test_a_draft_token_that_the_draft_could_not_draw_is_an_error() -> None:
     with pytest.raises(ExactnessError, match=r"probability 0\.0 under the draft"):
-        Maximal(EnumeratedNoise(Path([]))).select(scores_of([0.5, 0.5]), 0, torch.tensor([0.0, 1.0]))
+        Maximal(EnumeratedNoise(Path([]))).select(scores_of([0.5, 0.5]), [0], torch.tensor([[0.0, 1.0]]))
 
 
 def test_residual_underflow_falls_back_to_the_target_and_is_counted() -> None:
     class Never(TorchRandomness):
-        def bernoulli(self, probability: float) -> bool:
-            return False
+        def num_successes(self, probabilities: torch.Tensor) -> torch.Tensor:
+            return torch.tensor(0)
 
     rule = Maximal(Never(torch.device("cpu")))
-    p = torch.tensor([0.25, 0.75])
-    assert not rule.select(
-        p.log()[None], 0, torch.tensor([0.25, 0.75]).float().softmax(-1) * 0 + p.log().softmax(-1)
-    ).is_accepted
-    assert rule.num_residual_underflows == 1
+    p = torch.tensor([[0.25, 0.75]]).log()
+    for count in (1, 2):
+        assert rule.select(p, [0], p.softmax(-1)).num_accepted == 0
+        assert rule.num_residual_underflows == count
 
 
 def test_greedy_takes_the_first_of_equals_and_of_masked_rows() -> None:
-    assert Greedy().select(torch.tensor([[1.0, 3.0, 3.0]]), 2, None) == (1, False)
-    assert Greedy().select(torch.full((1, 3), -torch.inf), 0, None) == (0, True)
+    assert Greedy().select(torch.tensor([[1.0, 3.0, 3.0]]), [2], None) == ([1], 0)
+    assert Greedy().select(torch.full((1, 3), -torch.inf), [0], None) == ([0], 1)
+    rows = torch.full((4, 70_001), 2.0)  # enough for the work to be split among threads
+    rows[2, :9] = -torch.inf
+    assert Greedy().select(rows, [0, 0, 9], None) == ([0, 0, 9, 0], 3)
 
 
 def test_a_fork_draws_what_comes_next_and_uses_nothing_up() -> None:
@@ -121,11 +123,14 @@ def test_make_rule() -> None:
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.03, 0.5, 0.97, 1.0])
-def test_bernoulli_has_its_frequency(probability: float) -> None:
+def test_successes_have_their_frequency(probability: float) -> None:
     torch.manual_seed(0)
     randomness = TorchRandomness(torch.device("cpu"))
-    frequency = sum(randomness.bernoulli(probability) for _ in range(4000)) / 4000
-    assert frequency == pytest.approx(probability, abs=0.03 if 0 < probability < 1 else 0.0)
+    counts = Counter(int(randomness.num_successes(torch.tensor([probability, 1.0, probability]))) for _ in range(4000))
+    assert counts[1] == 0
+    noise = 0.03 if 0 < probability < 1 else 0.0
+    assert counts[0] / 4000 == pytest.approx(1 - probability, abs=noise)
+    assert counts[3] / 4000 == pytest.approx(probability**2, abs=noise)
 
 
 @pytest.mark.parametrize("sampling", ["maximal", "paired"])

@@ -8,8 +8,8 @@ does, so that what a coupled draft learns of the noise and what the target makes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise, zip_longest
 from typing import TypeVar
 
 import torch
@@ -47,13 +47,34 @@ class EnumeratedNoise:
     def __init__(self, path: Path, position: int = 0) -> None:
         self._path = path
         self._position = position
+        self._walk_started = position
 
     def categorical(self, probs: Tensor) -> int:
         edges = torch.cumsum(probs.to(torch.float64), dim=-1)
         return self._draw([0.0, *(edges / edges[-1]).tolist()])
 
-    def bernoulli(self, probability: float) -> bool:
-        return self._draw([0.0, probability, 1.0]) == 0
+    def category(self, probs: Tensor) -> Tensor:
+        return torch.tensor(self.categorical(probs))
+
+    def walk(self, probs: Tensor, expected: Sequence[int]) -> list[int]:
+        self._walk_started = self._position
+        tokens: list[int] = []
+        for row, wanted in zip_longest(probs, expected):
+            tokens.append(self.categorical(row))
+            if tokens[-1] != wanted:
+                break
+        return tokens
+
+    def rewind(self, num_draws: int) -> None:
+        self._position = self._walk_started + num_draws
+
+    def num_successes(self, probabilities: Tensor) -> Tensor:
+        count = 0
+        for probability in probabilities.tolist():
+            if self._draw([0.0, probability, 1.0]) == 1:
+                break
+            count += 1
+        return torch.tensor(count)
 
     def fork(self) -> EnumeratedNoise:
         return EnumeratedNoise(self._path, self._position)

@@ -8,19 +8,29 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteriaList
+from transformers.generation.stopping_criteria import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StopStringCriteria,
+)
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from autospec.caches import CACHE_KEYWORD
+from autospec.decoding.tokens import Tokens
 
 _log = logging.getLogger("autospec")
+
+# ask only for the tokens, so that they can be asked on the host
+_OF_TOKENS = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)
 
 
 class Answer:
     """Committed tokens, stopping criteria, streamer and recorded scores of one request.
 
     Args:
-        input_ids: [1, n], the prompt.
+        tokens: the prompt; grows by the answer.
         stopping_criteria: evaluated after every single token, so that any of them can end a block in the middle.
         generation_config: as `generate` prepared it.
         streamer: sees each committed token once, in order.
@@ -28,33 +38,39 @@ class Answer:
 
     def __init__(
         self,
-        input_ids: Tensor,
+        tokens: Tokens,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         streamer: BaseStreamer | None,
     ) -> None:
-        self.input_ids = input_ids
+        self.tokens = tokens
         self.num_tokens = 0
         self.is_finished = False
-        self._criteria = stopping_criteria
+        is_plain_list = type(stopping_criteria) is StoppingCriteriaList
+        self._criteria = list(stopping_criteria) if is_plain_list else [stopping_criteria]
         self._streamer = streamer
         returns_dict = bool(generation_config.return_dict_in_generate)
         self._returns_dict = returns_dict
         self._scores: tuple[Tensor, ...] | None = () if returns_dict and generation_config.output_scores else None
         self._logits: tuple[Tensor, ...] | None = () if returns_dict and generation_config.output_logits else None
 
+    @property
+    def has_known_criteria(self) -> bool:
+        """Every stopping criterion looks at nothing but tokens and time."""
+        return all(type(criterion) in _OF_TOKENS for criterion in self._criteria)
+
     def append(self, token: int, logits: Tensor, scores: Tensor) -> None:
         """Commit one token. Args: logits, scores: [1, vocab_size], raw and processed."""
         if self._scores is not None:
-            self._scores += (scores,)
+            self._scores += (scores.clone(),)  # a row of the block's scores, which need not live on
         if self._logits is not None:
-            self._logits += (logits,)
-        tokens = torch.tensor([token], device=self.input_ids.device)
-        self.input_ids = torch.cat([self.input_ids, tokens[:, None]], dim=-1)
+            self._logits += (logits.clone(),)
+        self.tokens.append(token)
         self.num_tokens += 1
-        self.is_finished = bool(self._criteria(self.input_ids, self._scores).all())
+        ends = [self._ends(criterion) for criterion in self._criteria]  # each is asked, whatever the others say
+        self.is_finished = any(ends)
         if self._streamer is not None:
-            self._streamer.put(tokens.cpu())
+            self._streamer.put(torch.tensor([token]))
 
     def end_stream(self) -> None:
         if self._streamer is not None:
@@ -69,8 +85,14 @@ class Answer:
 
     def output(self, cache: Any | None) -> Tensor | GenerateDecoderOnlyOutput:
         """What `generate` returns."""
+        sequences = self.tokens.on_device.clone()
         if not self._returns_dict:
-            return self.input_ids
+            return sequences
         return GenerateDecoderOnlyOutput(
-            sequences=self.input_ids, scores=self._scores, logits=self._logits, **{CACHE_KEYWORD: cache}
+            sequences=sequences, scores=self._scores, logits=self._logits, **{CACHE_KEYWORD: cache}
         )
+
+    def _ends(self, criterion: Any) -> bool:
+        is_known = type(criterion) in _OF_TOKENS
+        done = criterion(self.tokens.on_host if is_known else self.tokens.on_device, self._scores)
+        return bool(done.all()) if isinstance(done, Tensor) else bool(done)

@@ -18,6 +18,8 @@ from autospec.decoding.selection import make_rule
 from autospec.decoding.support import CannotDecodeError, check_prompt, why_not
 from autospec.decoding.tally import Tally
 from autospec.decoding.target import TargetSession
+from autospec.decoding.tokens import Tokens
+from autospec.decoding.verification import Verification
 from autospec.drafts.base import DraftRequest, DraftSource
 from autospec.randomness import Randomness, TorchRandomness
 from autospec.types import RequestContext
@@ -80,12 +82,12 @@ class Decoder:
             raise CannotDecodeError(why)
         check_prompt(model, input_ids)
         self.prompt_tokens = input_ids.shape[1]
-        prompt = _without_padding(input_ids, model_kwargs.get("attention_mask"))
+        text = _without_padding(input_ids, model_kwargs.get("attention_mask"))
         do_sample = bool(generation_config.do_sample)
         randomness = self._make_randomness(input_ids.device)
         request = RequestContext(
             segment=self._segment,
-            prompt_tokens=len(prompt),
+            prompt_tokens=len(text),
             max_new_tokens=int(generation_config.max_length) - self.prompt_tokens,
             do_sample=do_sample,
             sources=tuple(self._sources),
@@ -101,22 +103,20 @@ class Decoder:
         )
         if self._streamer is not None:
             self._streamer.put(input_ids.cpu())
-        answer = Answer(input_ids, stopping_criteria, generation_config, self._streamer)
+        answer = Answer(Tokens(input_ids), stopping_criteria, generation_config, self._streamer)
         target = TargetSession(model, generation_config, model_kwargs)
         rule = make_rule(do_sample=do_sample, sampling=self._sampling, randomness=randomness)
         loop = Loop(
             target=target,
             answer=answer,
-            processors=logits_processor,
-            rule=rule,
+            verification=Verification(answer, logits_processor, rule, text, self._scores_dtype),
             chooser=self._chooser,
             sources=self._sources,
             request=request,
             draft_request=draft_request,
-            prompt_tokens=prompt,
+            text=text,
             window=context_window(model),
             stretches_beyond=stretches_beyond(model),
-            scores_dtype=self._scores_dtype,
         )
         self.tally = loop.tally
         try:

@@ -13,14 +13,13 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList
 
 from autospec.decoding.answer import Answer
-from autospec.decoding.selection import Selection, SelectionRule
 from autospec.decoding.tally import Stopwatch, Tally
 from autospec.decoding.target import TargetSession
+from autospec.decoding.verification import Committed, Verification
 from autospec.drafts.base import DraftRequest, DraftSession, DraftSource, Proposal, checked
-from autospec.errors import ConfigurationError, DraftError
+from autospec.errors import ConfigurationError, DraftError, ExactnessError
 from autospec.notices import warn
 from autospec.types import NONE, OFF, Action, BlockContext, BlockOutcome, RequestContext
 
@@ -36,35 +35,43 @@ class Chooser(Protocol):
 
 
 class Loop:
-    """Decodes one request; holds everything that belongs to it and nothing that outlives it."""
+    """Decodes one request; holds everything that belongs to it and nothing that outlives it.
+
+    Args:
+        target: runs the forwards.
+        answer: what is said.
+        verification: from logits to committed tokens; lets `text` grow.
+        chooser: picks an action before each block.
+        sources: draft sources by name.
+        request, draft_request: what policies and sources may know of the request.
+        text: prompt and answer without padding, as draft sources see them.
+        window: positions the target has, if it says so.
+        stretches_beyond: the length beyond which rotary frequencies depend on the length itself, if there is one.
+    """
 
     def __init__(
         self,
         *,
         target: TargetSession,
         answer: Answer,
-        processors: LogitsProcessorList,
-        rule: SelectionRule,
+        verification: Verification,
         chooser: Chooser,
         sources: Mapping[str, DraftSource],
         request: RequestContext,
         draft_request: DraftRequest,
-        prompt_tokens: list[int],
+        text: list[int],
         window: int | None,
         stretches_beyond: int | None,
-        scores_dtype: torch.dtype,
     ) -> None:
         self._target = target
         self._answer = answer
-        self._processors = processors
-        self._rule = rule
+        self._verification = verification
         self._chooser = chooser
         self._sources = dict(sources)
         self._sessions: dict[str, DraftSession] = {}
         self._request = request
         self._draft_request = draft_request
-        self._committed = prompt_tokens  # prompt and answer without padding, for the draft sources
-        self._scores_dtype = scores_dtype
+        self._text = text
         self._stretches_beyond = stretches_beyond
         self._last_position = window if window is not None else sys.maxsize
         self.tally = Tally()
@@ -72,7 +79,7 @@ class Loop:
 
     def run(self) -> None:
         """Decode until a stopping criterion holds."""
-        logits = self._target.prefill(self._answer.input_ids)
+        logits = self._target.prefill(self._answer.tokens.on_device)
         self.tally.prefill_seconds = self._watch.lap()
         if self._sources and (why := self._target.why_no_speculation or self._why_no_room()):
             self._note(f"decoded plainly: {why}")
@@ -87,7 +94,7 @@ class Loop:
         """One block: draft up to k tokens, verify them in one target forward, commit."""
         context = BlockContext(
             request=self._request,
-            context_tokens=len(self._committed),
+            context_tokens=len(self._text),
             output_tokens=self._answer.num_tokens,
             sources=tuple(self._sources),
         )
@@ -97,25 +104,21 @@ class Loop:
         proposal = self._propose(action)
         draft_seconds = self._watch.lap()
         num_draft = len(proposal.tokens)
-        input_ids = self._answer.input_ids
-        if num_draft:
-            drafted = input_ids.new_tensor([proposal.tokens])
-            input_ids = torch.cat([input_ids, drafted], dim=-1)
-        logits = self._target.forward(input_ids, num_draft)
+        logits = self._target.forward(self._answer.tokens.followed_by(proposal.tokens), num_draft)
         verify_seconds = self._watch.lap()
-        num_committed, num_accepted, num_judged, emission_seconds = self._decode_block(logits, proposal)
+        committed = self._decode_block(logits, proposal)
         outcome = BlockOutcome(
             segment=context.segment,
             action=action,
             context_tokens=context.context_tokens,
             num_draft_tokens=num_draft,
-            num_judged_tokens=num_judged,
-            num_accepted_tokens=num_accepted,
-            num_committed_tokens=num_committed,
+            num_judged_tokens=committed.num_judged,
+            num_accepted_tokens=committed.num_accepted,
+            num_committed_tokens=committed.num_tokens,
             draft_seconds=draft_seconds - proposal.catch_up_seconds,
             verify_seconds=verify_seconds,
-            correction_seconds=self._watch.lap() - emission_seconds,
-            emission_seconds=emission_seconds,
+            correction_seconds=self._watch.lap() - committed.emission_seconds,
+            emission_seconds=committed.emission_seconds,
             catch_up_seconds=proposal.catch_up_seconds,
         )
         self.tally.add(outcome)
@@ -142,8 +145,8 @@ class Loop:
             with self._own_noise() if self._draft_request.is_paired else nullcontext():
                 if action.source not in self._sessions:
                     self._sessions[action.source] = self._sources[action.source].start(self._draft_request)
-                proposal = self._sessions[action.source].propose(self._committed, block_length)
-            return checked(proposal, block_length, self._draft_request.vocab_size)
+                proposal = self._sessions[action.source].propose(self._text, block_length)
+            return self._checked(proposal, block_length)
         except Exception as error:  # a draft never decides what is said, so few may end a request
             if self._request.do_sample and not self._draft_request.is_paired and not isinstance(error, DraftError):
                 raise  # it may follow from a token drawn just now, and dropping that one would depend on its own draw
@@ -152,6 +155,14 @@ class Loop:
             del self._sources[action.source]
             self._sessions.pop(action.source, None)
             return Proposal()
+
+    def _checked(self, proposal: Proposal, block_length: int) -> Proposal:
+        try:
+            return checked(proposal, block_length, self._draft_request.vocab_size)
+        except DraftError as error:
+            if getattr(proposal, "draft_probs", None) is None:
+                raise
+            raise ExactnessError(f"drawn tokens that cannot be verified: {error}") from error
 
     def _own_noise(self) -> AbstractContextManager[None]:
         """Policies and coupled drafts may draw from torch's global generator without moving the target's noise."""
@@ -167,52 +178,16 @@ class Loop:
             return f"rotary positions stretch beyond {self._stretches_beyond} tokens"
         return None
 
-    def _decode_block(self, logits: Tensor, proposal: Proposal) -> tuple[int, int, int, float]:
+    def _decode_block(self, logits: Tensor, proposal: Proposal) -> Committed:
         """Commit what the target makes of a proposal, and cut its cache back to that."""
         before = self._answer.num_tokens
         try:
-            result = self._commit_run(logits, proposal)
+            committed = self._verification.run(logits, proposal)
         except BaseException:
             self._target.abort(self._answer.num_tokens - before)
             raise
-        self._target.commit(result[0])
-        return result
-
-    def _commit_run(self, logits: Tensor, proposal: Proposal) -> tuple[int, int, int, float]:
-        """Choose and commit tokens position by position until a rejection, the bonus token, or the end.
-
-        Args:
-            logits: [k + 1, vocab_size], the target's, one row for each prefix that ends after a draft token.
-
-        Returns:
-            committed, accepted and judged tokens, and the seconds that stopping criteria and streamer took.
-        """
-        num_draft = len(proposal.tokens)
-        num_committed = num_accepted = num_judged = 0
-        emission_seconds = 0.0
-        for position in range(num_draft + 1):
-            raw = logits[position : position + 1].to(
-                copy=True, dtype=self._scores_dtype, device=self._answer.input_ids.device
-            )
-            scores = self._processors(self._answer.input_ids, raw)
-            draft_token = proposal.tokens[position] if position < num_draft else None
-            draft_probs = proposal.draft_probs
-            selection: Selection = self._rule.select(
-                scores,
-                draft_token,
-                draft_probs[position] if draft_probs is not None and draft_token is not None else None,
-            )
-            emission = Stopwatch()
-            self._answer.append(selection.token, raw, scores)
-            emission_seconds += emission.total()
-            self._committed.append(selection.token)
-            num_committed += 1
-            if draft_token is not None:
-                num_judged += 1
-                num_accepted += selection.is_accepted
-            if self._answer.is_finished or not selection.is_accepted:
-                break
-        return num_committed, num_accepted, num_judged, emission_seconds
+        self._target.commit(committed.num_tokens)
+        return committed
 
     def _note(self, text: str) -> None:
         self.tally.notes.append(text)

@@ -1,0 +1,69 @@
+"""Prompt and answer as tensors that grow without being copied for every token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_ROOM = 256  # tokens; doubled as often as needed
+
+
+class Tokens:
+    """Committed tokens, on the host and on the model's device; only ever appended to, so views of them stay valid.
+
+    Args:
+        input_ids: [1, n], the prompt.
+    """
+
+    def __init__(self, input_ids: Tensor) -> None:
+        self.length = input_ids.shape[1]
+        self.device = input_ids.device
+        self._host = _with_room(input_ids.cpu(), self.length + _ROOM)
+        # one and the same on the CPU
+        self._there = self._host if self.device.type == "cpu" else _with_room(input_ids, self.length + _ROOM)
+        self._num_there = self.length
+
+    @property
+    def on_host(self) -> Tensor:
+        """[1, n]."""
+        return self._host[:, : self.length]
+
+    @property
+    def on_device(self) -> Tensor:
+        """[1, n]."""
+        return self._sent(self.length)
+
+    def append(self, token: int) -> None:
+        if self.length == self._host.shape[1]:
+            self._host = _with_room(self._host, 2 * self.length)
+        self._host[0, self.length] = token
+        self.length += 1
+
+    def followed_by(self, draft_tokens: Sequence[int]) -> Tensor:
+        """[1, n + k], on the device: the committed tokens and drafts; valid until the next token is appended."""
+        end = self.length + len(draft_tokens)
+        if end > self._host.shape[1]:
+            self._host = _with_room(self._host, 2 * end)
+        if draft_tokens:
+            self._host[0, self.length : end] = torch.tensor(draft_tokens)
+        return self._sent(end)
+
+    def _sent(self, end: int) -> Tensor:
+        """[1, end], on the device."""
+        if self.device.type == "cpu":
+            return self._host[:, :end]
+        if end > self._there.shape[1]:
+            self._there = _with_room(self._there, self._host.shape[1])
+        if end > self._num_there:
+            self._there[:, self._num_there : end] = self._host[:, self._num_there : end].to(self.device)
+        self._num_there = min(end, self.length)  # drafts beyond the committed tokens are sent again
+        return self._there[:, :end]
+
+
+def _with_room(tokens: Tensor, capacity: int) -> Tensor:
+    """[1, capacity], beginning with the tokens."""
+    grown = torch.zeros((1, capacity), dtype=torch.long, device=tokens.device)
+    grown[:, : tokens.shape[1]] = tokens
+    return grown

@@ -1,0 +1,100 @@
+"""From a block's logits to committed tokens: process, choose, append. No forward is run here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList
+
+from autospec.decoding.answer import Answer
+from autospec.decoding.processors import BlockProcessors
+from autospec.decoding.selection import Selection, SelectionRule
+from autospec.decoding.tally import Stopwatch
+from autospec.drafts.base import Proposal
+
+
+@dataclass(slots=True)
+class Committed:
+    """What one block came to."""
+
+    num_tokens: int = 0
+    num_accepted: int = 0
+    num_judged: int = 0
+    emission_seconds: float = 0.0  # that stopping criteria and streamer took
+
+
+class Verification:
+    """Verifies the blocks of one request.
+
+    Args:
+        answer: what tokens are committed to.
+        processors: as `generate` prepared them.
+        rule: how tokens are chosen.
+        text: prompt and answer as draft sources see them; grows with the answer.
+        scores_dtype: of the processed scores.
+    """
+
+    def __init__(
+        self,
+        answer: Answer,
+        processors: LogitsProcessorList,
+        rule: SelectionRule,
+        text: list[int],
+        scores_dtype: torch.dtype,
+    ) -> None:
+        self._answer = answer
+        self._processors = BlockProcessors(processors, answer.tokens.device)
+        self._is_at_once = self._processors.is_at_once and answer.has_known_criteria
+        self._rule = rule
+        self._text = text
+        self._scores_dtype = scores_dtype
+
+    def run(self, logits: Tensor, proposal: Proposal) -> Committed:
+        """Choose and commit tokens until a rejection, the bonus token, or the end.
+
+        All positions at once where nothing but tokens and scores is looked at; otherwise one at a time, so that nobody
+        is asked about a position before the one in front of it is committed.
+
+        Args:
+            logits: [k + 1, vocab_size], the target's, one row for each prefix that ends after a draft token.
+            proposal: k draft tokens.
+        """
+        num_drafts = len(proposal.tokens)
+        tokens, draft_probs = self._answer.tokens, proposal.draft_probs
+        raw = logits.to(copy=True, dtype=self._scores_dtype, device=tokens.device)
+        scores = self._processors.first_stage(tokens.followed_by(proposal.tokens), raw)
+        step = num_drafts + 1 if self._is_at_once else 1
+        committed = Committed()
+        for start in range(0, num_drafts + 1, step):
+            part = slice(start, start + step)
+            rows = scores[part]
+            if not self._processors.is_at_once:
+                rows = self._processors.rest(tokens.on_device, rows)
+            part_probs = None if draft_probs is None else draft_probs[part]
+            selection = self._rule.select(rows, proposal.tokens[part], part_probs)
+            self._append(selection, raw[part], rows, committed)
+            if self._answer.is_finished or selection.num_accepted < step:
+                break
+        committed.num_judged = min(committed.num_tokens, num_drafts)
+        return committed
+
+    def _append(self, selection: Selection, raw: Tensor, scores: Tensor, committed: Committed) -> None:
+        """Commit chosen tokens one by one, until one of them ends the answer. Args: raw, scores: [n, vocab_size]."""
+        emission = Stopwatch()
+        before = self._answer.num_tokens
+        try:
+            for position, token in enumerate(selection.tokens):
+                row = slice(position, position + 1)
+                self._answer.append(token, raw[row], scores[row])
+                self._text.append(token)
+                if self._answer.is_finished:
+                    break
+        finally:
+            num_tokens = self._answer.num_tokens - before
+            if num_tokens < len(selection.tokens):
+                self._rule.keep(num_tokens)
+        committed.num_tokens += num_tokens
+        committed.num_accepted += min(num_tokens, selection.num_accepted)
+        committed.emission_seconds += emission.total()
