@@ -48,6 +48,7 @@ def wrap(
     policy: str | Policy = "auto",
     store: str | None = None,
     sampling: str = "paired",
+    strict: bool = False,
     run: str | None = None,
 ) -> Speculator:
     """Make `model.generate(...)` speculative until the returned object is closed.
@@ -60,6 +61,8 @@ def wrap(
         store: URL of the telemetry database, as in `sqlite:///autospec.db`; None keeps only `last_request`.
         sampling: how drawn drafts are verified: `paired` gives the text that plain sampling gives from the same seed,
             `maximal` accepts more often, with the same distribution.
+        strict: decode plainly wherever rounding is known to part texts, that is in half precision and with quantised
+            weights: there a forward over a block and one-token forwards often order nearly equal logits differently.
         run: a label for the requests of an experiment.
 
     Raises:
@@ -67,7 +70,9 @@ def wrap(
         DraftError: a draft source cannot work with this target.
         StoreError: the database cannot be used.
     """
-    return Speculator(model, tokenizer=tokenizer, drafts=drafts, policy=policy, store=store, sampling=sampling, run=run)
+    return Speculator(
+        model, tokenizer=tokenizer, drafts=drafts, policy=policy, store=store, sampling=sampling, strict=strict, run=run
+    )
 
 
 class Speculator:
@@ -82,6 +87,7 @@ class Speculator:
         policy: str | Policy,
         store: str | None,
         sampling: str,
+        strict: bool,
         run: str | None,
     ) -> None:
         if isinstance(model, type) or not callable(getattr(model, "generate", None)) or not hasattr(model, "config"):
@@ -90,6 +96,8 @@ class Speculator:
             raise ConfigurationError("this model is wrapped already: close() the first speculator")
         if sampling not in SAMPLING:
             raise ConfigurationError(f"sampling={sampling!r}: known are {', '.join(SAMPLING)}")
+        if not isinstance(strict, bool):
+            raise ConfigurationError(f"strict={strict!r}: True or False is needed")
         for name, value in (("store", store), ("run", run)):
             if value is not None and not isinstance(value, str):
                 raise ConfigurationError(
@@ -109,6 +117,7 @@ class Speculator:
         )
         self.last_request: RequestRecord | None = None
         self._sampling = sampling
+        self._strict = strict
         self._controller = Controller(self.policy)
         self._run = run
         self._deployment = describe_deployment(model, self.sources)
@@ -227,6 +236,8 @@ class Speculator:
         """What can be told from the call alone; the decoder finds the rest once the call is prepared."""
         if self._refusal is not None:
             return self._refusal
+        if self._strict and (coarse := _coarse_format(self.model)):
+            return f"strict=True, and blocks in {coarse} round differently from one token at a time"
         if call.arguments.get("custom_generate") is not None:
             return "the call brings its own custom_generate"
         if call.arguments.get("assistant_model") is not None:
@@ -336,6 +347,13 @@ def _checked_generator(generator: Any, device: torch.device) -> torch.Generator 
             f"torch.Generator({str(device)!r})"
         )
     return generator
+
+
+def _coarse_format(model: Any) -> str | None:
+    """The number format, where it is one in which rounding often decides between tokens."""
+    if getattr(model, "is_quantized", False):
+        return "quantised weights"
+    return None if model.dtype in (torch.float32, torch.float64) else str(model.dtype).removeprefix("torch.")
 
 
 def _own_generate(model: Any) -> MethodType:

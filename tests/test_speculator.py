@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditional
 
 import autospec
 from autospec.drafts import Assistant, NGram, Proposal
-from autospec.errors import ConfigurationError, DraftError, StoreError
+from autospec.errors import ConfigurationError, DraftError, ExactnessError, StoreError
 from autospec.policies import Fixed
 from autospec.telemetry.store import Store
 
@@ -530,6 +530,29 @@ class TestMisbehavingPlugIns:
                 assert torch.equal(model.generate(tiny.prompt(20), **options), plain)
             assert speculator.last_request is not None
             assert speculator.last_request.num_draft_tokens == 0
+
+    @pytest.mark.parametrize(
+        ("proposal", "reason"),
+        [
+            (Proposal([1, 2], torch.ones(1, 64) / 64), r"draft_probs of shape \(1, 64\)"),
+            (Proposal([1, 64], torch.ones(2, 64) / 64), "proposed token id 64"),
+        ],
+        ids=["shape", "token"],
+    )
+    def test_drawn_tokens_that_cannot_be_verified_end_a_maximal_request(
+        self, model: Any, proposal: Any, reason: str
+    ) -> None:
+        """Going on without them would make it depend on their own draw whether they are submitted."""
+
+        class Bad(Oracle):
+            def propose(self, committed: Any, block_length: int) -> Any:
+                return proposal
+
+        with (
+            autospec.wrap(model, drafts=[Bad([])], policy=Fixed("oracle", block_length=4), sampling="maximal"),
+            pytest.raises(ExactnessError, match=f"drawn tokens that cannot be verified: .*{reason}"),
+        ):
+            model.generate(tiny.prompt(20), max_new_tokens=12, do_sample=True)
 
     @pytest.mark.parametrize(
         "action", [None, ("ngram", 4), autospec.Action("ngram", -1), autospec.Action("ngram", True)], ids=str

@@ -119,19 +119,29 @@ PROCESSORS: dict[str, Callable[[], LogitsProcessorList]] = {
     "epsilon": _make("EpsilonLogitsWarper", 0.2),
     "eta": _make("EtaLogitsWarper", 0.2, device="cpu"),
     "top-H": _make("TopHLogitsWarper", 0.6),
+    "invalid values removed": _make("InfNanRemoveLogitsProcessor"),
+    "renormalised": _make("LogitNormalization"),
     "repetition penalty": _make("RepetitionPenaltyLogitsProcessor", 1.7),
     "encoder repetition penalty": _make("EncoderRepetitionPenaltyLogitsProcessor", 1.7, torch.tensor([[0, 1]])),
     "no-repeat n-gram": _make("NoRepeatNGramLogitsProcessor", 2),
+    "encoder no-repeat n-gram": _make("EncoderNoRepeatNGramLogitsProcessor", 2, torch.tensor([[0, 1, 1, 2]])),
     "bad words": _make("NoBadWordsLogitsProcessor", [[1, 2], [0, 0]], eos_token_id=None),
     "sequence bias": _make("SequenceBiasLogitsProcessor", [[[1], 1.5], [[2, 1], -2.0]]),
     "min length": _make("MinLengthLogitsProcessor", 3, 2),
     "min new tokens": _make("MinNewTokensLengthLogitsProcessor", 1, 2, 2),
+    "forced BOS": _make("ForcedBOSTokenLogitsProcessor", 1),
     "forced EOS": _make("ForcedEOSTokenLogitsProcessor", 4, 2),
     "suppress": _make("SuppressTokensLogitsProcessor", [1]),
     "suppress at begin": _make("SuppressTokensAtBeginLogitsProcessor", [1], 1),
     "length penalty": _make("ExponentialDecayLengthPenalty", (1, 1.5), 2, 1),
     "prefix allowed": _make("PrefixConstrainedLogitsProcessor", lambda batch, ids: [0, 1 + len(ids) % 2], 1),
     "watermark": _make("WatermarkLogitsProcessor", 3, "cpu", 0.5, 2.0),
+    "SynthID watermark": lambda: LogitsProcessorList(
+        [transformers.SynthIDTextWatermarkLogitsProcessor(3, [11, 5, 7], 64, 0, 16, torch.device("cpu"))]
+    ),
+    "classifier-free guidance": lambda: LogitsProcessorList(
+        [transformers.UnbatchedClassifierFreeGuidanceLogitsProcessor(1.7, SyntheticModel(random_table(23, 3), 3))]
+    ),
     "keeps state": lambda: LogitsProcessorList([KeepsCount()]),
     "grammar after marker": lambda: LogitsProcessorList([AfterToken(1, 2)]),
     "several": lambda: LogitsProcessorList(
