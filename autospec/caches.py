@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
-from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel, cache_utils
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 CACHE_KEYWORD: str = (
@@ -45,6 +45,10 @@ def stretches_beyond(model: PreTrainedModel) -> int | None:
             return int(limit or config.max_position_embeddings)
     return None
 
+
+_QUANTISED = tuple(
+    getattr(cache_utils, name) for name in ("BaseQuantizedLayer", "QuantizedLayer") if hasattr(cache_utils, name)
+)
 
 _KNOWN_LAYERS = {DynamicLayer, DynamicSlidingWindowLayer}
 
@@ -106,6 +110,8 @@ def why_not_rollback(cache: Any | None) -> str | None:
     is_croppable = getattr(cache, "is_croppable", None)  # absent before transformers 5.17
     if is_croppable is None:
         is_croppable = all(isinstance(layer, DynamicLayer) for layer in cache.layers)
+    if any(isinstance(layer, _QUANTISED) for layer in cache.layers):
+        is_croppable = False  # before 5.24 they say that they are
     return None if is_croppable else f"the cache ({type(cache).__name__}) cannot be rolled back"
 
 

@@ -5,6 +5,7 @@ Production backs it with a torch generator; an exhaustive enumeration of all dra
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -51,6 +52,26 @@ class Randomness(Protocol):
         """A copy that will draw with the noise this one uses next, while this one stays as it is."""
 
 
+class _Turns:
+    """Whose turn it is with torch's global generators, which all threads share.
+
+    Setting a global generator back would hand noise out twice if another request had drawn meanwhile. So every draw of
+    a request counts as a turn, and the generator is set back only where nobody took one in between.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()  # held for single draws, never while code of others runs
+        self.taken = 0
+        self.num_plain = 0  # requests that transformers decodes now, whose draws are not seen here
+
+    def is_mine(self, turn: int) -> bool:
+        """Nobody has drawn since that turn."""
+        return self.num_plain == 0 and self.taken == turn
+
+
+_turns = _Turns()
+
+
 class TorchRandomness:
     """Draws as transformers' `generate` does: one `torch.multinomial` call per token, or what that call computes.
 
@@ -72,60 +93,83 @@ class TorchRandomness:
             draws_ahead = device.type != "cpu" and race_is_multinomial(device.type)
         self._draws_ahead = draws_ahead
         self._marks: list[Tensor] = []  # the generator's state before each draw of the last walk, and after the last
+        self._turn = 0
 
     def categorical(self, probs: Tensor) -> int:
-        # [1, vocab_size], as in `generate`: the generator is then used in exactly the same way
-        return int(torch.multinomial(probs[None], num_samples=1, generator=self._generator).item())
+        with self._drawing():
+            return self._draw(probs)
 
     def category(self, probs: Tensor) -> Tensor:
-        if self._draws_ahead:
-            return race(probs[None], self._generator)[0]
-        return torch.multinomial(probs[None], num_samples=1, generator=self._generator)[0, 0]
+        with self._drawing():
+            if self._draws_ahead:
+                return race(probs[None], self._generator)[0]
+            return torch.multinomial(probs[None], num_samples=1, generator=self._generator)[0, 0]
 
     def walk(self, probs: Tensor, expected: Sequence[int]) -> list[int]:
-        return self._look_later(probs, expected) if self._draws_ahead else self._look_at_each(probs, expected)
+        with self._drawing():
+            self._marks = [self._state()]
+            return self._look_later(probs, expected) if self._draws_ahead else self._look_at_each(probs, expected)
 
     def rewind(self, num_draws: int) -> None:
-        if num_draws < len(self._marks) - 1:
-            self._set_state(self._marks[num_draws])
+        if self._generator is not None:
+            self._generator.set_state(self._marks[num_draws])
+            return
+        with _turns.lock:
+            if _turns.is_mine(self._turn) and torch.equal(self._state(), self._marks[-1]):
+                self._set_state(self._marks[num_draws])
 
     def num_successes(self, probabilities: Tensor) -> Tensor:
         shape = probabilities.shape
-        draws = torch.rand(shape, dtype=torch.float64, device=probabilities.device, generator=self._generator)
+        with self._drawing():
+            draws = torch.rand(shape, dtype=torch.float64, device=probabilities.device, generator=self._generator)
         return (draws < probabilities).long().cumprod(dim=0).sum()
 
     def fork(self) -> TorchRandomness:
         copy = torch.Generator(device=self._device)
-        copy.set_state(self._state())
+        with self._drawing():
+            copy.set_state(self._state())
         return TorchRandomness(self._device, copy, self._draws_ahead)
+
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        if self._generator is not None:
+            yield
+            return
+        with _turns.lock:
+            _turns.taken += 1
+            self._turn = _turns.taken
+            yield
+
+    def _draw(self, probs: Tensor) -> int:
+        # [1, vocab_size], as in `generate`: the generator is then used in exactly the same way
+        return int(torch.multinomial(probs[None], num_samples=1, generator=self._generator).item())
 
     def _look_at_each(self, probs: Tensor, expected: Sequence[int]) -> list[int]:
         tokens: list[int] = []
-        self._marks = [self._state()]
         for row in probs:
-            tokens.append(self.categorical(row))
+            tokens.append(self._draw(row))
             self._marks.append(self._state())
             if not _goes_on(tokens, expected):
                 break
         return tokens
 
     def _look_later(self, probs: Tensor, expected: Sequence[int]) -> list[int]:
-        draws = []
-        self._marks = [self._state()]
+        draws, marks = [], self._marks
         for position in range(len(probs)):
             draws.append(race(probs[position : position + 1], self._generator))
-            self._marks.append(self._state())
+            marks.append(self._state())
         # one transfer; a softmax that fails is nan throughout
         drawn, failed = torch.stack([torch.cat(draws), probs[:, 0].isnan().long()]).tolist()
         tokens: list[int] = []
         for token, is_failed in zip(drawn, failed, strict=True):
             if is_failed:
-                self.rewind(len(tokens))
-                self.categorical(probs[len(tokens)])  # raises what plain decoding raises
+                self._set_state(marks[len(tokens)])
+                self._draw(probs[len(tokens)])  # raises what plain decoding raises
             tokens.append(token)
             if not _goes_on(tokens, expected):
                 break
-        self.rewind(len(tokens))
+        self._set_state(marks[len(tokens)])
+        del marks[len(tokens) + 1 :]
         return tokens
 
     def _state(self) -> Tensor:
@@ -139,21 +183,42 @@ class TorchRandomness:
 
 
 @contextmanager
-def in_place_of_global(generator: torch.Generator | None) -> Iterator[None]:
-    """What draws from torch's global generator inside the block draws from `generator`; None: from its own.
+def spared(device: torch.device) -> Iterator[None]:
+    """What draws from torch's global generator inside the block does not move the noise of requests.
 
-    For code that takes no generator. The global one is the same for all threads, and is put back as it was.
+    It is set back to where it was, unless a request in another thread has drawn meanwhile: what that used is not handed
+    out again.
     """
-    if generator is None:
-        yield
-        return
-    before = _global_state(generator.device)
-    _set_global_state(generator.device, generator.get_state())
+    with _turns.lock:
+        turn, before = _turns.taken, _global_state(device)
     try:
         yield
     finally:
-        generator.set_state(_global_state(generator.device))
-        _set_global_state(generator.device, before)
+        with _turns.lock:
+            if _turns.is_mine(turn):
+                _set_global_state(device, before)
+
+
+@contextmanager
+def plain_draws(generator: torch.Generator | None) -> Iterator[None]:
+    """For code that draws from torch's global generator and takes no other: give it `generator` in its place.
+
+    The global one is the same for all threads; it is put back as it was. None: it is used as it is.
+    """
+    with _turns.lock:
+        _turns.num_plain += 1
+        _turns.taken += 1
+        if generator is not None:
+            before = _global_state(generator.device)
+            _set_global_state(generator.device, generator.get_state())
+    try:
+        yield
+    finally:
+        with _turns.lock:
+            _turns.num_plain -= 1
+            if generator is not None:
+                generator.set_state(_global_state(generator.device))
+                _set_global_state(generator.device, before)
 
 
 def _global_state(device: torch.device) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import update_wrapper
@@ -28,7 +28,7 @@ from autospec.errors import ConfigurationError
 from autospec.notices import warn
 from autospec.policies.base import CostEstimates, Policy
 from autospec.policies.registry import make_policy
-from autospec.randomness import TorchRandomness, in_place_of_global
+from autospec.randomness import TorchRandomness, plain_draws
 from autospec.segments import resolve
 from autospec.types import PhaseSeconds, RequestRecord
 
@@ -123,6 +123,7 @@ class Speculator:
         self._deployment = describe_deployment(model, self.sources)
         self._place = (model.device, model.dtype)
         self._is_closed = False
+        self._is_inside: ContextVar[bool] = ContextVar("autospec_inside", default=False)
         self._is_control: ContextVar[bool] = ContextVar("autospec_control", default=False)
         self._lock = threading.Lock()
         self._warned: set[str] = set()
@@ -147,6 +148,8 @@ class Speculator:
             raise ConfigurationError("this speculator is closed: wrap the model again")
         if args and isinstance(args[0], type(self.model)):
             raise ConfigurationError("custom_generate=speculator.generate works on the wrapped model alone")
+        if self._is_inside.get():  # transformers drafts with the model itself, or answers one call by several
+            return self._original(*args, **kwargs)
         segment = resolve(kwargs.pop("segment", None))
         generator = _checked_generator(kwargs.pop("generator", None), self.model.device)
         call = Call(self.model, args, kwargs)
@@ -172,7 +175,9 @@ class Speculator:
                 except CannotDecodeError as cannot:
                     reason = str(cannot)
             if reason is not None or is_control:
-                with in_place_of_global(generator):
+                # a function of the user's may well call generate for itself; of transformers, every call is one request
+                is_one = call.arguments.get("custom_generate") is None
+                with plain_draws(generator), self._inside() if is_one else nullcontext():
                     output = self._original(*args, **kwargs, **call.missing_for_original(self.tokenizer))
         except BaseException as caught:
             error = caught
@@ -214,6 +219,15 @@ class Speculator:
         """Where records go; None without a store or after `close`."""
         return self._recorder
 
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """Calls inside the block belong to the request that is running, and go to the original `generate`."""
+        token = self._is_inside.set(True)
+        try:
+            yield
+        finally:
+            self._is_inside.reset(token)
+
     def _measure_costs(self) -> CostEstimates:
         from autospec.costs.calibration import calibrate
 
@@ -244,6 +258,10 @@ class Speculator:
             return "the call brings its own assistant_model"
         if self.model.training:
             return "the model is in training mode"
+        if call.setting("cache_implementation") == "paged":
+            return "a paged cache is decoded by transformers' continuous batching"
+        if call.setting("assistant_early_exit") is not None:
+            return "the call brings its own assistant_early_exit"
         if call.arguments.get("synced_gpus"):
             return "synced_gpus=True"
         if call.setting("token_healing"):

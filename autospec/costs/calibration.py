@@ -15,7 +15,7 @@ from transformers import LogitsProcessorList
 from autospec.caches import append, context_window, drop_last, new_cache, why_not_rollback
 from autospec.costs.table import CostTable, Curve
 from autospec.drafts.base import DraftRequest, DraftSource
-from autospec.randomness import TorchRandomness
+from autospec.randomness import TorchRandomness, spared
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -53,7 +53,7 @@ def calibrate(
     reach = max(block_lengths) + 1 + (repeats + 1) * len(block_lengths)
     fitting = [c for c in contexts if c + reach <= window] or [max(1, window - reach)]
     widths = (1, *(k + 1 for k in block_lengths))
-    with torch.no_grad(), torch.random.fork_rng([target.device] if target.device.type == "cuda" else []):
+    with torch.no_grad(), spared(target.device):
         verify = Curve(
             tuple(fitting), widths, tuple(tuple(_verify_medians(target, c, widths, repeats)) for c in fitting)
         )

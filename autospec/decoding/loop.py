@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from autospec.decoding.answer import Answer
@@ -21,6 +20,7 @@ from autospec.decoding.verification import Committed, Verification
 from autospec.drafts.base import DraftRequest, DraftSession, DraftSource, Proposal, checked
 from autospec.errors import ConfigurationError, DraftError, ExactnessError
 from autospec.notices import warn
+from autospec.randomness import spared
 from autospec.types import NONE, OFF, Action, BlockContext, BlockOutcome, RequestContext
 
 
@@ -168,8 +168,7 @@ class Loop:
         """Policies and coupled drafts may draw from torch's global generator without moving the target's noise."""
         if not self._request.do_sample:
             return nullcontext()
-        device = self._draft_request.device
-        return torch.random.fork_rng([device] if device.type == "cuda" else [])
+        return spared(self._draft_request.device)
 
     def _why_no_room(self) -> str | None:
         """Why the target's own positions forbid blocks; None when they do not."""

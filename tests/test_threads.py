@@ -1,0 +1,164 @@
+"""Requests in several threads: no noise is handed out twice, and each may bring a generator of its own."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList
+
+import autospec
+from autospec.drafts import Assistant
+from autospec.policies import Fixed
+from autospec.randomness import TorchRandomness, plain_draws, spared
+
+pytestmark = pytest.mark.compat
+
+CPU = torch.device("cpu")
+WAIT = 20.0  # seconds at most
+
+
+class Stage:
+    """Two requests in two threads; the slow one sits in its policy while the fast one draws."""
+
+    def __init__(self) -> None:
+        self.is_choosing, self.may_choose, self.has_chosen, self.may_end = (threading.Event() for _ in range(4))
+        self.states: list[int] = []  # of the global generator, before each draw of the fast request
+
+    def policy(self) -> Any:
+        stage = self
+
+        class Waits(Fixed):
+            def choose(self, context: Any) -> Any:
+                stage.is_choosing.set()
+                stage.may_choose.wait(WAIT)
+                torch.rand(3)  # a policy that draws for itself
+                return super().choose(context)
+
+        return Waits("ngram", block_length=2)
+
+    def slow_steps(self) -> LogitsProcessor:
+        stage = self
+
+        class SlowSteps(LogitsProcessor):
+            calls = 0
+
+            def __call__(self, input_ids: Any, scores: Any) -> Any:
+                self.calls += 1
+                if self.calls == 2:
+                    stage.has_chosen.set()
+                    stage.may_end.wait(WAIT)
+                return scores
+
+        return SlowSteps()
+
+    def watches(self) -> LogitsProcessor:
+        stage = self
+
+        class Watches(LogitsProcessor):
+            def __call__(self, input_ids: Any, scores: Any) -> Any:
+                if len(stage.states) == 6:
+                    stage.may_choose.set()
+                    stage.has_chosen.wait(WAIT)
+                stage.states.append(hash(torch.get_rng_state().numpy().tobytes()))
+                return scores
+
+        return Watches()
+
+
+@pytest.mark.parametrize("fast_is", ["by blocks", "control"])
+def test_noise_is_not_handed_out_twice(fast_is: str) -> None:
+    slow, fast, stage = tiny.llama(seed=0), tiny.llama(seed=1), Stage()
+    options: dict[str, Any] = {"do_sample": True}
+    with autospec.wrap(slow, policy=stage.policy()), autospec.wrap(fast, policy="fixed:ngram:2") as speculator:
+        torch.manual_seed(0)
+
+        def slowly() -> None:
+            processors = LogitsProcessorList([stage.slow_steps()])
+            slow.generate(tiny.prompt(20), max_new_tokens=2, logits_processor=processors, **options)
+
+        def fast_one() -> None:
+            processors = LogitsProcessorList([stage.watches()])
+            fast.generate(tiny.prompt(20), max_new_tokens=12, logits_processor=processors, **options)
+
+        thread = threading.Thread(target=slowly)
+        thread.start()
+        assert stage.is_choosing.wait(WAIT)
+        if fast_is == "control":
+            with speculator.control():
+                fast_one()
+        else:
+            fast_one()
+        stage.may_end.set()
+        thread.join()
+    assert len(stage.states) == 12
+    assert len(set(stage.states)) == 12
+
+
+@pytest.mark.parametrize("sampling", ["paired", "maximal"])
+def test_each_thread_with_its_own_generator_says_what_it_says_alone(sampling: str) -> None:
+    model = tiny.llama()
+    prompts = [tiny.prompt(12 + i, seed=i) for i in range(6)]
+
+    def one(index: int) -> list[int]:
+        generator = torch.Generator().manual_seed(index)
+        options: dict[str, Any] = {"max_new_tokens": 16, "do_sample": True, "temperature": 0.6}
+        return model.generate(prompts[index], generator=generator, **options)[0].tolist()  # type: ignore[no-any-return]
+
+    draft = Assistant(tiny.near_copy(model))
+    with autospec.wrap(model, drafts=[draft], policy="fixed:assistant:3", sampling=sampling):
+        alone = [one(index) for index in range(6)]
+        with ThreadPoolExecutor(3) as pool:
+            together = list(pool.map(one, list(range(6)) * 3))
+    assert together == alone * 3
+
+
+class TestSettingBack:
+    def test_what_others_draw_meanwhile_stays_used(self) -> None:
+        torch.manual_seed(0)
+        before = torch.get_rng_state()
+        with spared(CPU):
+            torch.rand(5)
+        assert torch.equal(torch.get_rng_state(), before)
+        with spared(CPU):
+            TorchRandomness(CPU).categorical(torch.tensor([0.5, 0.5]))  # a request in another thread
+            after = torch.get_rng_state()
+        assert torch.equal(torch.get_rng_state(), after)
+
+    @pytest.mark.parametrize("draws_ahead", [False, True])
+    def test_a_rewind_after_others_drew_is_left_out(self, draws_ahead: bool) -> None:
+        torch.manual_seed(0)
+        probs = torch.full((3, 4), 0.25)
+        randomness = TorchRandomness(CPU, draws_ahead=draws_ahead)
+        expected = [randomness.fork().categorical(probs[0])]
+        start = torch.get_rng_state()
+        drawn = randomness.walk(probs, expected)
+        assert len(drawn) > 1
+        randomness.rewind(0)
+        assert torch.equal(torch.get_rng_state(), start)
+        assert randomness.walk(probs, expected) == drawn
+        TorchRandomness(CPU).categorical(probs[0])
+        later = torch.get_rng_state()
+        randomness.rewind(0)
+        assert torch.equal(torch.get_rng_state(), later)
+
+    def test_while_transformers_decodes_nothing_is_set_back(self) -> None:
+        torch.manual_seed(0)
+        with plain_draws(None), spared(CPU):
+            torch.rand(2)
+            after = torch.get_rng_state()
+        assert torch.equal(torch.get_rng_state(), after)
+
+    def test_a_generator_in_place_of_the_global_one(self) -> None:
+        generator = torch.Generator().manual_seed(7)
+        before = torch.get_rng_state()
+        with plain_draws(generator):
+            drawn = torch.rand(4)
+        again = torch.Generator().manual_seed(7)
+        assert torch.equal(drawn, torch.rand(4, generator=again))
+        assert torch.equal(generator.get_state(), again.get_state())
+        assert torch.equal(torch.get_rng_state(), before)
