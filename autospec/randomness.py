@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Protocol
 
@@ -55,32 +55,45 @@ class Randomness(Protocol):
 class _Turns:
     """Whose turn it is with torch's global generators, which all threads share.
 
-    Setting a global generator back would hand noise out twice if another request had drawn meanwhile. So every draw of
-    a request counts as a turn, and the generator is set back only where nobody took one in between.
+    Setting a global generator back would hand noise out twice if another thread had drawn meanwhile. So every draw of a
+    request counts as a turn, and the generator is set back only where no other thread took one in between.
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()  # held for single draws, never while code of others runs
-        self.taken = 0
-        self.num_plain = 0  # requests that transformers decodes now, whose draws are not seen here
+        self.lock = threading.Lock()  # held for a walk at most, never while code of others runs
+        self._taken = 0
+        self._num_plain = 0  # requests that transformers decodes now, whose draws are not seen here
+        self._mine = threading.local()
 
-    def is_mine(self, turn: int) -> bool:
-        """Nobody has drawn since that turn."""
-        return self.num_plain == 0 and self.taken == turn
+    def take(self, *, plain: int = 0) -> None:
+        """Count a turn, and a plain request that begins (1) or ends (-1)."""
+        self._taken += 1
+        self._num_plain += plain
+        self._mine.taken = getattr(self._mine, "taken", 0) + 1
+        self._mine.num_plain = getattr(self._mine, "num_plain", 0) + plain
+
+    def of_others(self) -> int:
+        """Turns that other threads have taken so far."""
+        return self._taken - getattr(self._mine, "taken", 0)
+
+    def is_alone(self) -> bool:
+        """No other thread has a plain request running."""
+        return self._num_plain == getattr(self._mine, "num_plain", 0)
 
 
 _turns = _Turns()
+_one_at_a_time = threading.RLock()  # plain requests with a generator in the global one's place
 
 
 class TorchRandomness:
-    """Draws as transformers' `generate` does: one `torch.multinomial` call per token, or what that call computes.
+    """Draws as transformers' `generate` does: what one `torch.multinomial` call per token gives.
 
     On the CPU `walk` draws row by row and stops. Elsewhere each look at a drawn token waits for the device, so that all
     rows are drawn first, looked at together, and the generator is set back to where the last draw that counts left it.
 
     Args:
         device: where the probabilities live; its global generator is used when `generator` is None.
-        generator: a generator to use instead of the global one.
+        generator: a generator to use instead of the global one; used by one request at a time.
         draws_ahead: draw all rows of a walk before looking at any; None: where it saves waiting.
     """
 
@@ -93,7 +106,7 @@ class TorchRandomness:
             draws_ahead = device.type != "cpu" and race_is_multinomial(device.type)
         self._draws_ahead = draws_ahead
         self._marks: list[Tensor] = []  # the generator's state before each draw of the last walk, and after the last
-        self._turn = 0
+        self._turns_of_others = 0
 
     def categorical(self, probs: Tensor) -> int:
         with self._drawing():
@@ -101,21 +114,19 @@ class TorchRandomness:
 
     def category(self, probs: Tensor) -> Tensor:
         with self._drawing():
-            if self._draws_ahead:
-                return race(probs[None], self._generator)[0]
-            return torch.multinomial(probs[None], num_samples=1, generator=self._generator)[0, 0]
+            return race(probs[None], self._generator)[0]
 
     def walk(self, probs: Tensor, expected: Sequence[int]) -> list[int]:
         with self._drawing():
             self._marks = [self._state()]
-            return self._look_later(probs, expected) if self._draws_ahead else self._look_at_each(probs, expected)
+            # noise that another thread draws meanwhile, unseen, must not be handed out again
+            draws_ahead = self._draws_ahead and (self._generator is not None or _turns.is_alone())
+            return self._look_later(probs, expected) if draws_ahead else self._look_at_each(probs, expected)
 
     def rewind(self, num_draws: int) -> None:
-        if self._generator is not None:
-            self._generator.set_state(self._marks[num_draws])
-            return
         with _turns.lock:
-            if _turns.is_mine(self._turn) and torch.equal(self._state(), self._marks[-1]):
+            is_mine = self._generator is not None or (_turns.is_alone() and _turns.of_others() == self._turns_of_others)
+            if is_mine and torch.equal(self._state(), self._marks[-1]):
                 self._set_state(self._marks[num_draws])
 
     def num_successes(self, probabilities: Tensor) -> Tensor:
@@ -136,8 +147,8 @@ class TorchRandomness:
             yield
             return
         with _turns.lock:
-            _turns.taken += 1
-            self._turn = _turns.taken
+            _turns.take()
+            self._turns_of_others = _turns.of_others()
             yield
 
     def _draw(self, probs: Tensor) -> int:
@@ -147,7 +158,12 @@ class TorchRandomness:
     def _look_at_each(self, probs: Tensor, expected: Sequence[int]) -> list[int]:
         tokens: list[int] = []
         for row in probs:
-            tokens.append(self._draw(row))
+            try:
+                tokens.append(self._draw(row))
+            except RuntimeError:  # no distribution: plain decoding fails here, with the tokens before it said
+                if not tokens:
+                    raise
+                break
             self._marks.append(self._state())
             if not _goes_on(tokens, expected):
                 break
@@ -163,13 +179,14 @@ class TorchRandomness:
         tokens: list[int] = []
         for token, is_failed in zip(drawn, failed, strict=True):
             if is_failed:
-                self._set_state(marks[len(tokens)])
-                self._draw(probs[len(tokens)])  # raises what plain decoding raises
+                break
             tokens.append(token)
             if not _goes_on(tokens, expected):
                 break
         self._set_state(marks[len(tokens)])
         del marks[len(tokens) + 1 :]
+        if not tokens:
+            self._draw(probs[0])  # raises what plain decoding raises
         return tokens
 
     def _state(self) -> Tensor:
@@ -184,41 +201,49 @@ class TorchRandomness:
 
 @contextmanager
 def spared(device: torch.device) -> Iterator[None]:
-    """What draws from torch's global generator inside the block does not move the noise of requests.
+    """What draws from torch's global generators inside the block does not move the noise of requests.
 
-    It is set back to where it was, unless a request in another thread has drawn meanwhile: what that used is not handed
-    out again.
+    They are set back to where they were, unless another thread has drawn meanwhile: its noise is not handed out again.
+    So the block sees noise that will be used: only for what may know it, such as decisions in paired sampling.
+
+    Args:
+        device: the target's; the CPU's generator is looked after as well.
     """
+    devices = [torch.device("cpu"), *([device] if device.type != "cpu" else [])]
     with _turns.lock:
-        turn, before = _turns.taken, _global_state(device)
+        turns = _turns.of_others()
+        before = [_global_state(each) for each in devices]
     try:
         yield
     finally:
         with _turns.lock:
-            if _turns.is_mine(turn):
-                _set_global_state(device, before)
+            if _turns.is_alone() and _turns.of_others() == turns:
+                for each, state in zip(devices, before, strict=True):
+                    _set_global_state(each, state)
 
 
 @contextmanager
 def plain_draws(generator: torch.Generator | None) -> Iterator[None]:
     """For code that draws from torch's global generator and takes no other: give it `generator` in its place.
 
-    The global one is the same for all threads; it is put back as it was. None: it is used as it is.
+    The global one is the same for all threads, so that only one such block runs at a time; afterwards it is as it was.
+    None: it is used as it is.
     """
-    with _turns.lock:
-        _turns.num_plain += 1
-        _turns.taken += 1
-        if generator is not None:
-            before = _global_state(generator.device)
-            _set_global_state(generator.device, generator.get_state())
-    try:
-        yield
-    finally:
+    with _one_at_a_time if generator is not None else nullcontext():
         with _turns.lock:
-            _turns.num_plain -= 1
+            _turns.take(plain=1)
             if generator is not None:
-                generator.set_state(_global_state(generator.device))
-                _set_global_state(generator.device, before)
+                before = _global_state(generator.device)
+                _set_global_state(generator.device, generator.get_state())
+        try:
+            yield
+        finally:
+            with _turns.lock:
+                _turns.take(plain=-1)
+                if generator is not None:
+                    after = _global_state(generator.device)
+                    _set_global_state(generator.device, before)
+                    generator.set_state(after)
 
 
 def _global_state(device: torch.device) -> Tensor:

@@ -359,12 +359,18 @@ class _Installed:
 def _checked_generator(generator: Any, device: torch.device) -> torch.Generator | None:
     if generator is not None and not isinstance(generator, torch.Generator):
         raise ConfigurationError(f"generator={generator!r}: a torch.Generator or None is needed")
-    if generator is not None and generator.device.type != device.type:
+    if generator is torch.default_generator or any(generator is each for each in torch.cuda.default_generators):
+        return None
+    if generator is not None and not _is_same_place(generator.device, device):
         raise ConfigurationError(
             f"the generator is on {generator.device}, the model on {device}: make it there, "
             f"torch.Generator({str(device)!r})"
         )
     return generator
+
+
+def _is_same_place(a: torch.device, b: torch.device) -> bool:
+    return a.type == b.type and (a.index is None or b.index is None or a.index == b.index)
 
 
 def _coarse_format(model: Any) -> str | None:

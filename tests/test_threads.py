@@ -117,6 +117,13 @@ def test_each_thread_with_its_own_generator_says_what_it_says_alone(sampling: st
     assert together == alone * 3
 
 
+def elsewhere(call: Any) -> None:
+    """In another thread."""
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
 class TestSettingBack:
     def test_what_others_draw_meanwhile_stays_used(self) -> None:
         torch.manual_seed(0)
@@ -124,8 +131,13 @@ class TestSettingBack:
         with spared(CPU):
             torch.rand(5)
         assert torch.equal(torch.get_rng_state(), before)
+        with spared(CPU):  # a request of this thread: a draft source that asks another wrapped model
+            TorchRandomness(CPU).categorical(torch.tensor([0.5, 0.5]))
+            with plain_draws(None):
+                torch.rand(2)
+        assert torch.equal(torch.get_rng_state(), before)
         with spared(CPU):
-            TorchRandomness(CPU).categorical(torch.tensor([0.5, 0.5]))  # a request in another thread
+            elsewhere(lambda: TorchRandomness(CPU).categorical(torch.tensor([0.5, 0.5])))
             after = torch.get_rng_state()
         assert torch.equal(torch.get_rng_state(), after)
 
@@ -141,17 +153,55 @@ class TestSettingBack:
         randomness.rewind(0)
         assert torch.equal(torch.get_rng_state(), start)
         assert randomness.walk(probs, expected) == drawn
-        TorchRandomness(CPU).categorical(probs[0])
+        elsewhere(lambda: TorchRandomness(CPU).categorical(probs[0]))
         later = torch.get_rng_state()
         randomness.rewind(0)
         assert torch.equal(torch.get_rng_state(), later)
 
-    def test_while_transformers_decodes_nothing_is_set_back(self) -> None:
+    @pytest.mark.parametrize("shares", [False, True])
+    def test_a_generator_that_others_moved_is_left_there(self, shares: bool) -> None:
+        generator = torch.Generator().manual_seed(0)
+        probs = torch.full((3, 4), 0.25)
+        randomness = TorchRandomness(CPU, generator)
+        start = generator.get_state()
+        randomness.walk(probs, [randomness.fork().categorical(probs[0])])
+        if shares:
+            torch.rand(1, generator=generator)
+        later = generator.get_state()
+        randomness.rewind(0)
+        assert torch.equal(generator.get_state(), later if shares else start)
+
+    @pytest.mark.parametrize("draws_ahead", [False, True])
+    def test_while_transformers_decodes_elsewhere_nothing_is_set_back(self, draws_ahead: bool) -> None:
         torch.manual_seed(0)
-        with plain_draws(None), spared(CPU):
+        started, may_end = threading.Event(), threading.Event()
+
+        def plain() -> None:
+            with plain_draws(None):
+                started.set()
+                may_end.wait(WAIT)
+
+        thread = threading.Thread(target=plain)
+        thread.start()
+        assert started.wait(WAIT)
+        with spared(CPU):
             torch.rand(2)
             after = torch.get_rng_state()
         assert torch.equal(torch.get_rng_state(), after)
+        randomness = TorchRandomness(CPU, draws_ahead=draws_ahead)
+        randomness.walk(torch.full((2, 4), 0.25), [-1])
+        after = torch.get_rng_state()
+        randomness.rewind(0)
+        assert torch.equal(torch.get_rng_state(), after)
+        may_end.set()
+        thread.join()
+
+    def test_the_global_generator_itself_is_no_generator_of_ones_own(self) -> None:
+        model = tiny.llama()
+        options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": True, "generator": torch.default_generator}
+        with autospec.wrap(model, policy="off") as speculator, speculator.control():
+            texts = {tuple(model.generate(tiny.prompt(12), **options)[0].tolist()) for _ in range(4)}
+        assert len(texts) > 1
 
     def test_a_generator_in_place_of_the_global_one(self) -> None:
         generator = torch.Generator().manual_seed(7)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -11,10 +14,12 @@ import torch
 import transformers
 from test_decoder import Oracle
 from transformers import LogitsProcessor, LogitsProcessorList
+from transformers.generation.streamers import BaseStreamer
 
 import autospec
+from autospec.certify import SyntheticModel, constant_table
 from autospec.decoding.loop import Loop
-from autospec.decoding.processors import COSTLY, OWN_PREFIX, PURE, SCORES_ALONE, BlockProcessors
+from autospec.decoding.processors import COSTLY, ONE_ROW, PURE, SCORES_ALONE, BlockProcessors
 from autospec.decoding.selection import Greedy, Maximal, Paired
 from autospec.decoding.target import TargetSession
 from autospec.decoding.tokens import Tokens
@@ -36,6 +41,10 @@ MADE: dict[str, LogitsProcessor] = {
     "SuppressTokensLogitsProcessor": transformers.SuppressTokensLogitsProcessor([1, 5, 900]),
     "TemperatureLogitsWarper": transformers.TemperatureLogitsWarper(0.7),
     "TopKLogitsWarper": transformers.TopKLogitsWarper(50),
+    "EncoderNoRepeatNGramLogitsProcessor": transformers.EncoderNoRepeatNGramLogitsProcessor(
+        2, torch.tensor([[1, 5, 2]])
+    ),
+    "SequenceBiasLogitsProcessor": transformers.SequenceBiasLogitsProcessor([[[4], 1.5], [[1, 2], -2.0]]),
     "EncoderRepetitionPenaltyLogitsProcessor": transformers.EncoderRepetitionPenaltyLogitsProcessor(
         1.3, torch.tensor([[3, 4, 5]])
     ),
@@ -54,8 +63,8 @@ MADE: dict[str, LogitsProcessor] = {
 }
 
 
-def rows(count: int = 6, *, masked: bool = False) -> torch.Tensor:
-    scores = torch.randn(count, VOCAB, generator=torch.Generator().manual_seed(4)) * 3
+def rows(count: int = 6, *, masked: bool = False, vocab_size: int = VOCAB) -> torch.Tensor:
+    scores = torch.randn(count, vocab_size, generator=torch.Generator().manual_seed(4)) * 3
     scores = (scores * 8).round() / 8  # steps of half precision: many equals
     if masked:
         scores[:, ::3] = -torch.inf
@@ -77,8 +86,20 @@ def test_all_positions_at_once_give_the_bits_of_one_by_one(name: str, masked: bo
             assert torch.equal(block.first_stage(ids, scores.clone()), torch.cat(expected))
 
 
+@pytest.mark.parametrize("name", [*SCORES_ALONE, "softmax"])
+def test_a_large_vocabulary_and_several_threads_change_no_bit(name: str) -> None:
+    scores, before = rows(5, vocab_size=70_001), torch.get_num_threads()
+    ids = torch.zeros(1, 9, dtype=torch.long)
+    call = (lambda _, rows: rows.softmax(-1)) if name == "softmax" else MADE[name]
+    torch.set_num_threads(2)
+    try:
+        assert torch.equal(call(ids, scores), torch.cat([call(ids, scores[i : i + 1]) for i in range(5)]))
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_each_kind_is_listed_once() -> None:
-    assert sorted(PURE) == sorted({*SCORES_ALONE, *OWN_PREFIX, *COSTLY}) == sorted(MADE)
+    assert sorted(PURE) == sorted({*SCORES_ALONE, *ONE_ROW, *COSTLY}) == sorted(MADE)
 
 
 class Counting(LogitsProcessor):
@@ -246,9 +267,12 @@ class TestDrawingAhead:
         for draws_ahead in (True, False):
             randomness = TorchRandomness(CPU, torch.Generator().manual_seed(0), draws_ahead=draws_ahead)
             first = randomness.fork().categorical(probs[0])
+            state = randomness._generator.get_state()
+            assert randomness.walk(probs, [first, 0]) == [first]  # what comes before it is said
             with pytest.raises(RuntimeError, match="probability tensor"):
-                randomness.walk(probs, [first, 0])
-            assert randomness.walk(probs, [-1, 0])[0] >= 0  # not reached, not an error
+                randomness.walk(probs[1:], [0])
+            randomness._generator.set_state(state)
+            assert randomness.walk(probs, [-1, 0]) == [first]  # not reached, not an error
 
 
 @pytest.mark.parametrize("draws_ahead", [False, True])
@@ -270,6 +294,127 @@ def test_an_end_inside_a_block_uses_no_more_noise_than_plain_decoding(
         found = target.generate(ids, max_new_tokens=12, do_sample=True, temperature=0.5, eos_token_id=eos)
     assert torch.equal(plain, found)
     assert torch.equal(after, torch.get_rng_state())
+
+
+class DrawsNoise(BaseStreamer):
+    """A streamer that draws from torch's generator, as nobody should."""
+
+    def put(self, value: Any) -> None:
+        torch.rand(3)
+
+    def end(self) -> None:
+        """Nothing to do."""
+
+
+class TestPartsWithEffects:
+    """What users hand in may draw or fail: it does so where it does in plain decoding."""
+
+    def test_a_streamer_that_draws(self) -> None:
+        target = tiny.llama()
+        ids = tiny.prompt(20)
+        options: dict[str, Any] = {"max_new_tokens": 16, "do_sample": True, "temperature": 0.7}
+        torch.manual_seed(1)
+        plain = target.generate(ids, streamer=DrawsNoise(), **options)
+        after = torch.get_rng_state()
+        with autospec.wrap(target, drafts=[Oracle(plain[0].tolist())], policy=Fixed("oracle", block_length=5)):
+            torch.manual_seed(1)
+            assert torch.equal(target.generate(ids, streamer=DrawsNoise(), **options), plain)
+        assert torch.equal(torch.get_rng_state(), after)
+
+    def test_a_function_of_the_users_that_asks_several_times(self) -> None:
+        target = tiny.llama()
+        ids = tiny.prompt(20)
+        options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": True, "temperature": 0.7, "eos_token_id": [3, 9]}
+
+        def twice(model: Any, input_ids: Any, **kwargs: Any) -> Any:
+            return model.generate(model.generate(ids, **options), **options)
+
+        torch.manual_seed(1)
+        plain = target.generate(ids, custom_generate=twice, max_new_tokens=99)
+        after = torch.get_rng_state()
+        source = Oracle(plain[0].tolist(), spoil_every=4)
+        with autospec.wrap(target, drafts=[source], policy=Fixed("oracle", block_length=5)):
+            torch.manual_seed(1)
+            with pytest.warns(UserWarning, match="its own custom_generate"):
+                found = target.generate(ids, custom_generate=twice, max_new_tokens=99)
+        assert torch.equal(found, plain)
+        assert torch.equal(torch.get_rng_state(), after)
+
+    @pytest.mark.parametrize("sampling", ["paired", "maximal"])
+    @pytest.mark.parametrize("warpers", [{"top_k": 9}, {"eta_cutoff": 0.01}], ids=["top-k", "eta"])
+    @pytest.mark.parametrize("is_reached", [False, True])
+    def test_scores_that_are_no_numbers(self, sampling: str, warpers: dict[str, Any], is_reached: bool) -> None:
+        target = tiny.llama()
+        ids = tiny.prompt(20)
+        options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": True, "temperature": 0.7, **warpers}
+        torch.manual_seed(1)
+        whole = target.generate(ids, **options)[0].tolist()
+        inside = next(i for i in range(23, 30) if whole[i] not in whole[20:i])  # in the middle of a block
+        bad = whole[inside] if is_reached else next(t for t in range(64) if t not in whole[20:])
+        drafts = [*whole[:inside], bad, *whole[inside + 1 :]]
+        if is_reached:
+            drafts = whole
+        broken = copy.deepcopy(target)
+        overflow(broken, after=bad)
+        seen: list[list[int]] = []
+        for wrapped in (False, True):
+            streamer = Collects()
+            with ExitStack() as stack:
+                if wrapped:
+                    policy = Fixed("oracle", block_length=6)
+                    stack.enter_context(
+                        autospec.wrap(broken, drafts=[Oracle(drafts)], policy=policy, sampling=sampling)
+                    )
+                if is_reached:
+                    stack.enter_context(pytest.raises((RuntimeError, ValueError)))
+                torch.manual_seed(1)
+                broken.generate(ids, streamer=streamer, **options)
+            seen.append(streamer.tokens)
+        assert seen[0] == seen[1]
+        assert seen[0][20:] == (whole[20 : inside + 1] if is_reached else whole[20:])
+
+    def test_a_policy_that_draws_does_not_bend_maximal_sampling(self) -> None:
+        """What it has seen of the noise is used up; the token after it comes from other noise."""
+
+        class Draws(Fixed):
+            def choose(self, context: Any) -> Any:
+                first = int(torch.multinomial(torch.tensor([[0.5, 0.3, 0.2]]), 1))
+                return super().choose(context) if first == 0 else autospec.Action("none", 0)
+
+        target, draft = (SyntheticModel(constant_table(*p), 3) for p in ((0.5, 0.3, 0.2), (0.3, 0.3, 0.4)))
+        count, draws = 0, 3000
+        torch.manual_seed(0)
+        policy = Draws("assistant", block_length=1)
+        with autospec.wrap(target, drafts=[Assistant(draft)], policy=policy, sampling="maximal"):
+            for _ in range(draws):
+                output = target.generate(torch.tensor([[0]]), max_new_tokens=3, do_sample=True, top_k=0)
+                count += int(output[0, 2] == 0)
+        assert count / draws == pytest.approx(0.5, abs=0.03)
+
+
+def overflow(model: Any, after: int) -> None:
+    """Make a model's logits nan after one token."""
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def overflowing(*args: Any, input_ids: Any = None, **kwargs: Any) -> Any:
+        outputs = forward(*args, input_ids=input_ids, **kwargs)
+        width = outputs.logits.shape[1]
+        outputs.logits[input_ids[:, -width:] == after] = torch.nan
+        return outputs
+
+    model.forward = overflowing
+
+
+class Collects(BaseStreamer):
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def put(self, value: Any) -> None:
+        self.tokens += value.flatten().tolist()
+
+    def end(self) -> None:
+        """Nothing to do."""
 
 
 class TestRules:

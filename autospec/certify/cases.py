@@ -201,11 +201,11 @@ def quick_cases() -> Iterator[Case]:
 def full_cases() -> Iterator[Case]:
     """Longer outputs, larger vocabularies, and axes crossed; much longer."""
     yield from _distributions(max_new_tokens=4)
-    for vocab_size, tokens in ((2, 6), (3, 5), (5, 3)):
+    for vocab_size, tokens in ((2, 6), (3, 4), (5, 3)):
         yield from _block_lengths(vocab_size=vocab_size, max_new_tokens=tokens)
         yield from _policies(max_new_tokens=tokens, vocab_size=vocab_size)
     yield from _processors(max_new_tokens=4)
-    yield from _stops(max_new_tokens=5)
+    yield from _stops(max_new_tokens=4)
     for (name, policy), (stop, options) in product(POLICIES.items(), STOPS.items()):
         for case in _policies(max_new_tokens=4, vocab_size=3, only=(name,)):
             yield replace(case, name=f"{case.name}, {stop}", policy=policy, **options)

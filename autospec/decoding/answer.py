@@ -14,7 +14,12 @@ from transformers.generation.stopping_criteria import (
     MaxTimeCriteria,
     StopStringCriteria,
 )
-from transformers.generation.streamers import BaseStreamer
+from transformers.generation.streamers import (
+    AsyncTextIteratorStreamer,
+    BaseStreamer,
+    TextIteratorStreamer,
+    TextStreamer,
+)
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from autospec.caches import CACHE_KEYWORD
@@ -24,6 +29,7 @@ _log = logging.getLogger("autospec")
 
 # ask only for the tokens, so that they can be asked on the host
 _OF_TOKENS = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)
+_OWN_STREAMERS = (AsyncTextIteratorStreamer, TextIteratorStreamer, TextStreamer)
 
 
 class Answer:
@@ -55,9 +61,11 @@ class Answer:
         self._logits: tuple[Tensor, ...] | None = () if returns_dict and generation_config.output_logits else None
 
     @property
-    def has_known_criteria(self) -> bool:
-        """Every stopping criterion looks at nothing but tokens and time."""
-        return all(type(criterion) in _OF_TOKENS for criterion in self._criteria)
+    def is_predictable(self) -> bool:
+        """Criteria and streamer are transformers' own: they look at tokens and time, and touch no scores or noise."""
+        return all(type(criterion) in _OF_TOKENS for criterion in self._criteria) and (
+            self._streamer is None or type(self._streamer) in _OWN_STREAMERS
+        )
 
     def append(self, token: int, logits: Tensor, scores: Tensor) -> None:
         """Commit one token. Args: logits, scores: [1, vocab_size], raw and processed."""

@@ -126,8 +126,8 @@ class Decoder:
             raise
         finally:
             self.output_tokens = answer.num_tokens
-            if underflows := getattr(rule, "num_residual_underflows", 0):
-                loop.tally.notes.append(f"{underflows} residuals underflowed")
+            if rule.num_residual_underflows:
+                loop.tally.notes.append(f"{rule.num_residual_underflows} residuals underflowed")
         answer.end_stream()
         return answer.output(target.finish())
 

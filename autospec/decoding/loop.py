@@ -79,12 +79,13 @@ class Loop:
 
     def run(self) -> None:
         """Decode until a stopping criterion holds."""
-        logits = self._target.prefill(self._answer.tokens.on_device)
+        input_ids = self._answer.tokens.on_device
+        logits = self._target.prefill(input_ids)
         self.tally.prefill_seconds = self._watch.lap()
         if self._sources and (why := self._target.why_no_speculation or self._why_no_room()):
             self._note(f"decoded plainly: {why}")
             self._sources.clear()
-        self._decode_block(logits, Proposal())
+        self._decode_block(logits, Proposal(), input_ids)
         self._watch.lap()
         with self._target.decoding():
             while not self._answer.is_finished:
@@ -104,9 +105,10 @@ class Loop:
         proposal = self._propose(action)
         draft_seconds = self._watch.lap()
         num_draft = len(proposal.tokens)
-        logits = self._target.forward(self._answer.tokens.followed_by(proposal.tokens), num_draft)
+        input_ids = self._answer.tokens.followed_by(proposal.tokens)
+        logits = self._target.forward(input_ids, num_draft)
         verify_seconds = self._watch.lap()
-        committed = self._decode_block(logits, proposal)
+        committed = self._decode_block(logits, proposal, input_ids)
         outcome = BlockOutcome(
             segment=context.segment,
             action=action,
@@ -142,7 +144,7 @@ class Loop:
             return Proposal()
         block_length = action.block_length
         try:
-            with self._own_noise() if self._draft_request.is_paired else nullcontext():
+            with self._own_noise():
                 if action.source not in self._sessions:
                     self._sessions[action.source] = self._sources[action.source].start(self._draft_request)
                 proposal = self._sessions[action.source].propose(self._text, block_length)
@@ -165,10 +167,12 @@ class Loop:
             raise ExactnessError(f"drawn tokens that cannot be verified: {error}") from error
 
     def _own_noise(self) -> AbstractContextManager[None]:
-        """Policies and coupled drafts may draw from torch's global generator without moving the target's noise."""
-        if not self._request.do_sample:
-            return nullcontext()
-        return spared(self._draft_request.device)
+        """In paired sampling what policies and drafts draw from the global generator does not move the target's noise.
+
+        Otherwise it is used up: a decision that has seen noise must not be followed by a token from that noise.
+        """
+        is_paired = self._request.do_sample and self._draft_request.is_paired
+        return spared(self._draft_request.device) if is_paired else nullcontext()
 
     def _why_no_room(self) -> str | None:
         """Why the target's own positions forbid blocks; None when they do not."""
@@ -177,11 +181,11 @@ class Loop:
             return f"rotary positions stretch beyond {self._stretches_beyond} tokens"
         return None
 
-    def _decode_block(self, logits: Tensor, proposal: Proposal) -> Committed:
+    def _decode_block(self, logits: Tensor, proposal: Proposal, input_ids: Tensor) -> Committed:
         """Commit what the target makes of a proposal, and cut its cache back to that."""
         before = self._answer.num_tokens
         try:
-            committed = self._verification.run(logits, proposal)
+            committed = self._verification.run(logits, proposal, input_ids)
         except BaseException:
             self._target.abort(self._answer.num_tokens - before)
             raise

@@ -11,6 +11,8 @@ accepted for each one left out.
 
 from __future__ import annotations
 
+import copy
+
 import torch
 import transformers
 from torch import Tensor
@@ -18,7 +20,6 @@ from transformers import LogitsProcessorList
 
 SCORES_ALONE = (
     "EpsilonLogitsWarper",
-    "EtaLogitsWarper",
     "InfNanRemoveLogitsProcessor",
     "LogitNormalization",
     "MinPLogitsWarper",
@@ -28,8 +29,9 @@ SCORES_ALONE = (
 )
 """Look at no prefix, and give each row the bits that it would get alone: one call for all positions."""
 
-OWN_PREFIX = (
+ONE_ROW = (
     "EncoderRepetitionPenaltyLogitsProcessor",
+    "EtaLogitsWarper",
     "ExponentialDecayLengthPenalty",
     "ForcedBOSTokenLogitsProcessor",
     "ForcedEOSTokenLogitsProcessor",
@@ -38,11 +40,14 @@ OWN_PREFIX = (
     "RepetitionPenaltyLogitsProcessor",
     "SuppressTokensAtBeginLogitsProcessor",
 )
-"""One call for each position, with its own prefix."""
+"""One call for each position, with its own prefix. (Eta sums over the vocabulary, and threads share the sum of one row
+in another way than those of several.)"""
 
 COSTLY = (
+    "EncoderNoRepeatNGramLogitsProcessor",
     "NoBadWordsLogitsProcessor",
     "NoRepeatNGramLogitsProcessor",
+    "SequenceBiasLogitsProcessor",
     "TopHLogitsWarper",
     "TopPLogitsWarper",
     "TypicalLogitsWarper",
@@ -50,7 +55,7 @@ COSTLY = (
 """One call for each position: they search the prefix, or sort the vocabulary (sorted together, rows may order equals
 in another way). On the CPU a position that is not committed would cost more than it could save."""
 
-PURE = (*SCORES_ALONE, *OWN_PREFIX, *COSTLY)
+PURE = (*SCORES_ALONE, *ONE_ROW, *COSTLY)
 
 
 def _types(names: tuple[str, ...]) -> set[type]:
@@ -77,6 +82,7 @@ class BlockProcessors:
     Attributes:
         rest: the second stage; called as plain decoding calls them.
         is_at_once: there is no second stage.
+        may_write: there is one that might change scores in place.
     """
 
     def __init__(self, processors: LogitsProcessorList, device: torch.device) -> None:
@@ -85,9 +91,17 @@ class BlockProcessors:
         count = 0
         while is_plain_list and count < len(processors) and type(processors[count]) in at_once:
             count += 1
+        self._all = processors
         self._first = processors[:count]
-        self.is_at_once = is_plain_list and count == len(processors)
         self.rest = LogitsProcessorList(processors[count:]) if is_plain_list else processors
+        self.is_at_once = is_plain_list and count == len(processors)
+        self.may_write = not is_plain_list or len(processors) > 0
+
+    def one_by_one(self) -> BlockProcessors:
+        """The same without a first stage."""
+        single = copy.copy(self)
+        single._first, single.rest, single.is_at_once = LogitsProcessorList(), self._all, False
+        return single
 
     def first_stage(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """All positions.

@@ -26,6 +26,8 @@ class Selection(NamedTuple):
 class SelectionRule(Protocol):
     """Chooses the tokens at consecutive positions."""
 
+    num_residual_underflows: int  # rejections whose residual summed to 0
+
     def select(self, scores: Tensor, draft_tokens: Sequence[int], draft_probs: Tensor | None) -> Selection:
         """Choose.
 
@@ -42,6 +44,8 @@ class SelectionRule(Protocol):
 class Greedy:
     """The likeliest token, the first among equals; a draft token is accepted when it is that token."""
 
+    num_residual_underflows = 0
+
     def select(self, scores: Tensor, draft_tokens: Sequence[int], draft_probs: Tensor | None) -> Selection:
         tokens = torch.argmax(scores, dim=-1).tolist()
         num_accepted = _num_equal(tokens, draft_tokens)
@@ -52,13 +56,15 @@ class Greedy:
 
 
 class Paired:
-    """Draw the target's own token with the very call plain decoding makes; the draft is accepted when it is that token.
+    """Draw the target's own token with the noise of plain decoding's call; the draft is accepted when it is that token.
 
     The generator is used once per committed token, so the text is the one that plain decoding gives from the same
     seed, whatever was drafted. For a one-hot draft the acceptance probability is p(x), as under the rejection rule.
 
     Source: Daliri, Musco and Suresh 2024, drafter-invariant decoding by shared noise.
     """
+
+    num_residual_underflows = 0
 
     def __init__(self, randomness: Randomness) -> None:
         self._randomness = randomness
@@ -87,7 +93,7 @@ class Maximal:
 
     def select(self, scores: Tensor, draft_tokens: Sequence[int], draft_probs: Tensor | None) -> Selection:
         self._was_paired = draft_probs is None or not draft_tokens
-        if draft_probs is None or not draft_tokens:
+        if draft_probs is None or self._was_paired:
             return self._paired.select(scores, draft_tokens, None)
         probs, num_drafts = target_probs(scores), len(draft_tokens)
         drafted = torch.tensor(draft_tokens, device=probs.device)[:, None]
@@ -100,11 +106,16 @@ class Maximal:
         residual, mass = self.residual(probs, draft_probs, accepted)
         token = self._randomness.category(residual)
         is_drawn = (q > 0.0).all() & ((draft_probs.sum(dim=-1) - 1.0).abs() < 1e-3).all()  # false for nan, too
-        num_accepted, last, has_mass, is_fine = torch.stack(
-            [accepted, token, (mass > 0.0).long(), is_drawn.long()]
+        flags = [mass > 0.0, is_drawn, residual[0].isnan()]
+        num_accepted, last, has_mass, is_fine, has_failed = torch.stack(
+            [accepted, token, *map(Tensor.long, flags)]
         ).tolist()
         if not is_fine:
             check_drawn(draft_tokens, q, draft_probs)
+        if has_failed:  # no distribution: plain decoding fails here, with the tokens before it said
+            if not num_accepted:
+                self._randomness.categorical(probs[0])
+            return Selection(list(draft_tokens[:num_accepted]), num_accepted)
         self.num_residual_underflows += not has_mass
         return Selection([*draft_tokens[:num_accepted], last], num_accepted)
 

@@ -46,12 +46,12 @@ class Verification:
     ) -> None:
         self._answer = answer
         self._processors = BlockProcessors(processors, answer.tokens.device)
-        self._is_at_once = self._processors.is_at_once and answer.has_known_criteria
+        self._is_at_once = self._processors.is_at_once and answer.is_predictable
         self._rule = rule
         self._text = text
         self._scores_dtype = scores_dtype
 
-    def run(self, logits: Tensor, proposal: Proposal) -> Committed:
+    def run(self, logits: Tensor, proposal: Proposal, input_ids: Tensor) -> Committed:
         """Choose and commit tokens until a rejection, the bonus token, or the end.
 
         All positions at once where nothing but tokens and scores is looked at; otherwise one at a time, so that nobody
@@ -60,18 +60,21 @@ class Verification:
         Args:
             logits: [k + 1, vocab_size], the target's, one row for each prefix that ends after a draft token.
             proposal: k draft tokens.
+            input_ids: [1, n + k], the committed tokens and the drafts.
         """
-        num_drafts = len(proposal.tokens)
-        tokens, draft_probs = self._answer.tokens, proposal.draft_probs
-        raw = logits.to(copy=True, dtype=self._scores_dtype, device=tokens.device)
-        scores = self._processors.first_stage(tokens.followed_by(proposal.tokens), raw)
-        step = num_drafts + 1 if self._is_at_once else 1
+        num_drafts, draft_probs = len(proposal.tokens), proposal.draft_probs
+        processors, is_at_once = self._processors, self._is_at_once
+        raw = logits.to(copy=processors.may_write, dtype=self._scores_dtype, device=input_ids.device)
+        try:
+            scores = processors.first_stage(input_ids, raw)
+        except Exception:  # noqa: BLE001  # plain decoding may never come to the position at fault; if so, it raises below
+            processors, is_at_once = processors.one_by_one(), False
+            scores = raw
+        step = num_drafts + 1 if is_at_once else 1
         committed = Committed()
         for start in range(0, num_drafts + 1, step):
             part = slice(start, start + step)
-            rows = scores[part]
-            if not self._processors.is_at_once:
-                rows = self._processors.rest(tokens.on_device, rows)
+            rows = processors.rest(self._answer.tokens.on_device, scores[part])
             part_probs = None if draft_probs is None else draft_probs[part]
             selection = self._rule.select(rows, proposal.tokens[part], part_probs)
             self._append(selection, raw[part], rows, committed)
