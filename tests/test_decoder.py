@@ -367,6 +367,25 @@ def test_left_padding(target: Any, draft: Any) -> None:
         assert record.num_draft_tokens > 0
 
 
+def test_padding_is_no_match_for_ngrams(target: Any) -> None:
+    """The last tokens stand in the padding, too; what followed them there is never drafted."""
+
+    class Watched(NGram):
+        def start(self, request: Any) -> Any:
+            session = super().start(request)
+            propose = session.propose
+            session.propose = lambda committed, k: texts.append(list(committed)) or propose(committed, k)  # type: ignore[method-assign, func-returns-value]
+            return session
+
+    texts: list[list[int]] = []
+    ids = torch.tensor([[5, 9, 5, 9, 5, 9, 4, 3, 8, 2, 5]])  # 5 9 5 9 5 9 is padding
+    mask = torch.tensor([[0] * 6 + [1] * 5])
+    with autospec.wrap(target, drafts=[Watched(min_ngram=1)], policy=Fixed("ngram", block_length=4)):
+        target.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False)
+    assert texts
+    assert all(text[:5] == [4, 3, 8, 2, 5] for text in texts)
+
+
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_scores_and_logits(target: Any, draft: Any, do_sample: bool) -> None:
     plain, found, _ = both(

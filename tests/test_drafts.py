@@ -174,6 +174,13 @@ class TestAssistant:
         with pytest.raises(DraftError, match=r"differs from the target's at ids 5 \('f' / 'j'\), 9 \('j' / 'f'\) "):
             autospec.wrap(target, tokenizer=tiny.tokenizer(), drafts=[assistant], policy="off")
 
+    def test_one_other_special_token_is_named(self, target: Any) -> None:
+        mine, other = tiny.tokenizer(), tiny.tokenizer(tiny.VOCAB - 1)
+        other.add_special_tokens({"eos_token": "<end>"})  # the same ids but for the last one
+        assert len(mine) == len(other)
+        with pytest.raises(DraftError, match=r"differs from the target's at ids 63 \('.' / '<end>'\)"):
+            autospec.wrap(target, tokenizer=mine, drafts=[Assistant(tiny.llama(seed=2), tokenizer=other)], policy="off")
+
     @pytest.mark.parametrize(("target_size", "draft_size"), [(57, 60), (60, 57)])
     @pytest.mark.parametrize("do_sample", [False, True])
     def test_padded_vocabulary(self, target_size: int, draft_size: int, do_sample: bool) -> None:

@@ -462,16 +462,23 @@ def _seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def test_tokens_grow_and_views_stay() -> None:
-    tokens = Tokens(torch.arange(5, dtype=torch.int32)[None])
+@pytest.mark.parametrize("is_mirrored", [False, True])
+def test_tokens_grow_and_views_stay(is_mirrored: bool) -> None:
+    tokens = Tokens(torch.arange(5, dtype=torch.int32)[None], is_mirrored)
     assert tokens.on_device.dtype == torch.long
     views = []
     for token in range(5, 2000):
         assert tokens.followed_by([7] * 40)[0, tokens.length :].tolist() == [7] * 40
         tokens.append(token)
         views.append(tokens.on_host)
+        if token % 3 == 0:
+            views.append(tokens.on_device)
     assert tokens.on_device.tolist() == [list(range(2000))]
     assert all(view[0].tolist() == list(range(len(view[0]))) for view in views[::97])
+    tokens.append(2000)
+    assert tokens.followed_by([1, 2])[0, -4:].tolist() == [1999, 2000, 1, 2]
+    tokens.append(3)
+    assert tokens.on_device[0, -3:].tolist() == [1999, 2000, 3]
 
 
 class TestGenerators:

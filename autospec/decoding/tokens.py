@@ -15,15 +15,17 @@ class Tokens:
 
     Args:
         input_ids: [1, n], the prompt.
+        is_mirrored: keep a copy on the device; None: where the device is not the host itself.
     """
 
-    def __init__(self, input_ids: Tensor) -> None:
+    def __init__(self, input_ids: Tensor, is_mirrored: bool | None = None) -> None:
         self.length = input_ids.shape[1]
         self.device = input_ids.device
         self._host = _with_room(input_ids.cpu(), self.length + _ROOM)
-        # one and the same on the CPU
-        self._there = self._host if self.device.type == "cpu" else _with_room(input_ids, self.length + _ROOM)
-        self._num_there = self.length
+        self._mirror: Tensor | None = None
+        if input_ids.device.type != "cpu" if is_mirrored is None else is_mirrored:
+            self._mirror = _with_room(input_ids, self.length + _ROOM)
+        self._num_mirrored = self.length
 
     @property
     def on_host(self) -> Tensor:
@@ -33,7 +35,7 @@ class Tokens:
     @property
     def on_device(self) -> Tensor:
         """[1, n]."""
-        return self._sent(self.length)
+        return self._first(self.length)
 
     def append(self, token: int) -> None:
         if self.length == self._host.shape[1]:
@@ -48,22 +50,23 @@ class Tokens:
             self._host = _with_room(self._host, 2 * end)
         if draft_tokens:
             self._host[0, self.length : end] = torch.tensor(draft_tokens)
-        return self._sent(end)
+        return self._first(end)
 
-    def _sent(self, end: int) -> Tensor:
+    def _first(self, end: int) -> Tensor:
         """[1, end], on the device."""
-        if self.device.type == "cpu":
+        if self._mirror is None:
             return self._host[:, :end]
-        if end > self._there.shape[1]:
-            self._there = _with_room(self._there, self._host.shape[1])
-        if end > self._num_there:
-            self._there[:, self._num_there : end] = self._host[:, self._num_there : end].to(self.device)
-        self._num_there = min(end, self.length)  # drafts beyond the committed tokens are sent again
-        return self._there[:, :end]
+        if end > self._mirror.shape[1]:
+            self._mirror = _with_room(self._mirror, self._host.shape[1])
+        if end > self._num_mirrored:
+            new = slice(self._num_mirrored, end)
+            self._mirror[:, new] = self._host[:, new].to(self.device)
+        self._num_mirrored = min(end, self.length)  # drafts beyond the committed tokens are sent again
+        return self._mirror[:, :end]
 
 
 def _with_room(tokens: Tensor, capacity: int) -> Tensor:
-    """[1, capacity], beginning with the tokens."""
+    """[1, capacity], int64, beginning with the tokens."""
     grown = torch.zeros((1, capacity), dtype=torch.long, device=tokens.device)
     grown[:, : tokens.shape[1]] = tokens
     return grown

@@ -15,9 +15,9 @@ import pytest
 import tiny
 import torch
 from compared import NEW_TOKENS, answer, assert_exact, assert_plain, no_options
+from test_choosing_tokens import EveryThirdCall
 from test_decoder import Counting, Oracle, Seen
 from test_families import make
-from test_more_policies import EveryThirdCall
 from tokenizers import Regex, Tokenizer, decoders
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
