@@ -10,7 +10,7 @@ import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
 import autospec
-from autospec.drafts import Assistant, DraftRequest, NGram, make_sources
+from autospec.drafts import Assistant, DraftRequest, NGram, Suffix, make_sources
 from autospec.errors import ConfigurationError, DraftError
 from autospec.randomness import TorchRandomness
 
@@ -18,7 +18,11 @@ pytestmark = pytest.mark.compat
 
 
 def request(
-    do_sample: bool = False, is_paired: bool = True, vocab_size: int = tiny.VOCAB, processors: Any = ()
+    do_sample: bool = False,
+    is_paired: bool = True,
+    vocab_size: int = tiny.VOCAB,
+    processors: Any = (),
+    segment: str = "default",
 ) -> DraftRequest:
     return DraftRequest(
         device=torch.device("cpu"),
@@ -28,6 +32,7 @@ def request(
         randomness=TorchRandomness(torch.device("cpu")),
         scores_dtype=torch.float32,
         is_paired=is_paired,
+        segment=segment,
     )
 
 
@@ -36,13 +41,14 @@ def target() -> Any:
     return tiny.llama()
 
 
-SOURCES = ["ngram", "assistant", "assistant-greedy"]
+SOURCES = ["ngram", "suffix", "assistant", "assistant-greedy"]
 
 
 @pytest.fixture(params=SOURCES)
 def source(request: pytest.FixtureRequest, target: Any) -> Any:
     made = {
         "ngram": lambda: NGram(min_ngram=1),
+        "suffix": lambda: Suffix(min_match=1),
         "assistant": lambda: Assistant(tiny.near_copy(target)),
         "assistant-greedy": lambda: Assistant(tiny.near_copy(target), greedy=True),
     }[request.param]()
@@ -87,7 +93,7 @@ class TestContract:
         torch.manual_seed(0)
         alone = source.start(request(do_sample)).propose(second, 4).tokens
         assert after == alone
-        if source.name == "ngram":
+        if source.name in ("ngram", "suffix"):
             assert set(after) <= set(second)
 
     def test_paired_drafts_do_not_use_up_the_targets_noise(self, source: Any, do_sample: bool) -> None:
@@ -101,7 +107,7 @@ class TestContract:
             request(do_sample, is_paired=False, processors=[TemperatureLogitsWarper(0.7), TopKLogitsWarper(4)])
         ).propose(tiny.prompt(20)[0].tolist(), 5)
         if proposal.draft_probs is None:
-            assert not do_sample or source.name == "ngram" or source.greedy
+            assert not do_sample or source.name in ("ngram", "suffix") or source.greedy
             return
         assert proposal.draft_probs.shape == (5, tiny.VOCAB)
         torch.testing.assert_close(proposal.draft_probs.sum(dim=-1), torch.ones(5))
@@ -262,7 +268,10 @@ class TestRegistry:
     @pytest.mark.parametrize(
         ("drafts", "message"),
         [
-            (["magic"], r"unknown draft source 'magic': known are none, ngram, autospec\.drafts\.Assistant\(model\)"),
+            (
+                ["magic"],
+                r"unknown draft source 'magic': known are none, ngram, suffix, autospec\.drafts\.Assistant\(model\)",
+            ),
             (["assistant"], "needs a model"),
             (["ngram", "ngram"], "two draft sources are called 'ngram'"),
             ([5], "5 is not a draft source"),

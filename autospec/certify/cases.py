@@ -16,6 +16,8 @@ from autospec.certify.certifier import Case
 from autospec.certify.synthetic import SyntheticModel, Table, constant_table, random_table
 from autospec.drafts.assistant import Assistant
 from autospec.drafts.ngram import NGram
+from autospec.drafts.pool import SuffixPool
+from autospec.drafts.suffix import Suffix
 from autospec.policies.base import Policy
 from autospec.policies.fixed import Fixed
 from autospec.policies.goodput import Goodput
@@ -211,6 +213,10 @@ def full_cases() -> Iterator[Case]:
             yield replace(case, name=f"{case.name}, {stop}", policy=policy, **options)
 
 
+_EARLIER = SuffixPool()
+_EARLIER.add([1, 0, 1, 1, 0, 0, 1])
+
+
 def _models(p: Table, q: Table, vocab_size: int) -> tuple[SyntheticModel, SyntheticModel]:
     return SyntheticModel(p, vocab_size), SyntheticModel(q, vocab_size)
 
@@ -219,7 +225,11 @@ def _case(name: str, target: SyntheticModel, draft: SyntheticModel, **options: A
     return Case(
         name=name,
         target=target,
-        sources=lambda: {"assistant": Assistant(draft), "ngram": NGram(min_ngram=1)},
+        sources=lambda: {
+            "assistant": Assistant(draft),
+            "ngram": NGram(min_ngram=1),
+            "suffix": Suffix(_EARLIER, learns=False, min_match=1),
+        },
         **options,
     )
 
@@ -240,7 +250,7 @@ def _distributions(max_new_tokens: int) -> Iterator[Case]:
 
 def _block_lengths(vocab_size: int, max_new_tokens: int) -> Iterator[Case]:
     target, draft = _models(random_table(11, vocab_size), random_table(12, vocab_size), vocab_size)
-    for source, block_length, sampling in product(("assistant", "ngram"), range(1, 6), SAMPLING):
+    for source, block_length, sampling in product(("assistant", "ngram", "suffix"), range(1, 6), SAMPLING):
         yield _case(
             f"blocks: {source}:{block_length}, {vocab_size} tokens, {sampling}",
             target,

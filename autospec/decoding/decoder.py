@@ -100,6 +100,7 @@ class Decoder:
             randomness=randomness,
             scores_dtype=self._scores_dtype,
             is_paired=self._sampling == "paired",
+            segment=self._segment,
         )
         if self._streamer is not None:
             self._streamer.put(input_ids.cpu())
@@ -129,6 +130,7 @@ class Decoder:
             if rule.num_residual_underflows:
                 loop.tally.notes.append(f"{rule.num_residual_underflows} residuals underflowed")
         answer.end_stream()
+        loop.learn(self.output_tokens)
         return answer.output(target.finish())
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -68,6 +68,7 @@ class Loop:
         self._verification = verification
         self._chooser = chooser
         self._sources = dict(sources)
+        self._learning: dict[str, Any] = {name: s for name, s in sources.items() if callable(getattr(s, "learn", None))}
         self._sessions: dict[str, DraftSession] = {}
         self._request = request
         self._draft_request = draft_request
@@ -90,6 +91,14 @@ class Loop:
         with self._target.decoding():
             while not self._answer.is_finished:
                 self._block()
+
+    def learn(self, num_tokens: int) -> None:
+        """Show the answer, the last tokens of the text, to the sources that learn from answers."""
+        for name, source in self._learning.items():
+            try:
+                source.learn(self._draft_request, self._text[len(self._text) - num_tokens :])
+            except Exception as error:  # noqa: BLE001  # the answer is there, whatever happens to what is learnt from it
+                self._note(f"{name} did not learn from the answer: {type(error).__name__}: {error}")
 
     def _block(self) -> None:
         """One block: draft up to k tokens, verify them in one target forward, commit."""

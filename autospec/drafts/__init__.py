@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from autospec.drafts.base import DraftSource as DraftSource
     from autospec.drafts.base import Proposal as Proposal
     from autospec.drafts.ngram import NGram as NGram
+    from autospec.drafts.pool import SuffixPool as SuffixPool
     from autospec.drafts.registry import make_sources as make_sources
+    from autospec.drafts.suffix import Suffix as Suffix
 
 _HOME = {
     "Assistant": "assistant",
@@ -18,10 +20,22 @@ _HOME = {
     "DraftSource": "base",
     "NGram": "ngram",
     "Proposal": "base",
+    "Suffix": "suffix",
+    "SuffixPool": "pool",
     "make_sources": "registry",
 }
 
-__all__ = ["Assistant", "DraftRequest", "DraftSession", "DraftSource", "NGram", "Proposal", "make_sources"]
+__all__ = [
+    "Assistant",
+    "DraftRequest",
+    "DraftSession",
+    "DraftSource",
+    "NGram",
+    "Proposal",
+    "Suffix",
+    "SuffixPool",
+    "make_sources",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -33,6 +33,7 @@ class DraftRequest:
     randomness: Randomness
     scores_dtype: dtype  # in which draft probabilities are formed
     is_paired: bool  # draw with the noise that the target will use; otherwise with noise of one's own
+    segment: str = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,11 @@ class DraftSession(Protocol):
 
 
 class DraftSource(Protocol):
-    """A kind of draft with its settings; holds no state of any request."""
+    """A kind of draft with its settings; holds no state of any request.
+
+    It may also have a method `learn(request: DraftRequest, answer: Sequence[int])`, which is called with the tokens of
+    every answer that has ended.
+    """
 
     name: str
 

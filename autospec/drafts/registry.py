@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable
 
 from autospec.drafts.base import DraftSource
 from autospec.drafts.ngram import NGram
+from autospec.drafts.suffix import Suffix
 from autospec.errors import ConfigurationError
 from autospec.types import NONE
 
-BY_NAME: dict[str, Callable[[], DraftSource]] = {"ngram": NGram}
+BY_NAME: dict[str, Callable[[], DraftSource]] = {"ngram": NGram, "suffix": Suffix}
 NEEDS_OBJECT = {"assistant": "autospec.drafts.Assistant(model)"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from autospec.errors import DraftError
@@ -28,6 +29,14 @@ def check_same_vocabulary(target_tokenizer: Any, assistant_tokenizer: Any) -> No
         f"the assistant's vocabulary differs from the target's at ids {shown}{more} (target / assistant): "
         "its tokens would mean other text. Use an assistant trained with the target's tokenizer."
     )
+
+
+def fingerprint(tokenizer: Any) -> str:
+    """A short name of which id stands for which text."""
+    digest = hashlib.blake2b(digest_size=16)
+    for text, index in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
+        digest.update(f"{index} {text!r}\n".encode())
+    return digest.hexdigest()
 
 
 def shared_ids(target_tokenizer: Any | None, assistant_tokenizer: Any | None, target_size: int, draft_size: int) -> int:

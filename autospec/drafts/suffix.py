@@ -1,0 +1,129 @@
+"""Drafts from whatever followed the last tokens before: in this request, and in the answers of earlier ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autospec.drafts.automaton import SuffixAutomaton
+from autospec.drafts.base import DraftRequest, Proposal
+from autospec.drafts.pool import SuffixPool
+from autospec.drafts.vocabulary import fingerprint
+from autospec.errors import ConfigurationError, DraftError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_ALL = ""  # the pool of all segments together
+
+
+class Suffix:
+    """Drafts the likeliest continuation of the longest match, for as long as it is likely enough.
+
+    A token's score is the product of the shares with which its draft's tokens followed before; the draft ends where the
+    score falls below `min_score`. Of a match in this request and one in the pool, that with the larger sum of
+    scores is taken, which is how many of its tokens would be accepted if the past repeated itself.
+
+    Args:
+        pool: earlier answers, as a pool or as the file of one; None: an empty one of its own.
+        learns: answers are added to the pool as requests end. The pool then holds users' text, in memory.
+        per_segment: each segment has a pool of its own, which `pool` is read beside.
+        min_match: shortest run of last tokens that is trusted.
+        min_score: between 0 and 1.
+        max_pool_tokens: bound of each pool that is made here; the oldest answers go first.
+
+    Raises:
+        ConfigurationError: a setting is out of range.
+        DraftError: the file is missing, damaged or of another version.
+
+    Source: Oliaro et al. 2024, SuffixDecoding.
+    """
+
+    name = "suffix"
+
+    def __init__(
+        self,
+        pool: SuffixPool | str | Path | None = None,
+        *,
+        learns: bool = True,
+        per_segment: bool = False,
+        min_match: int = 2,
+        min_score: float = 0.2,
+        max_pool_tokens: int = 1_000_000,
+    ) -> None:
+        for option, value, least in (("min_match", min_match, 1), ("max_pool_tokens", max_pool_tokens, 2)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigurationError(f"{option}={value!r}: a whole number of at least {least} is needed")
+        if isinstance(min_score, bool) or not isinstance(min_score, (int, float)) or not 0.0 < min_score <= 1.0:
+            raise ConfigurationError(f"min_score={min_score!r}: a number above 0 and up to 1 is needed")
+        for option, flag in (("learns", learns), ("per_segment", per_segment)):
+            if not isinstance(flag, bool):
+                raise ConfigurationError(f"{option}={flag!r}: True or False is needed")
+        if isinstance(pool, (str, Path)):
+            pool = SuffixPool.load(Path(pool), max_tokens=max_pool_tokens)
+        elif pool is not None and not isinstance(pool, SuffixPool):
+            raise ConfigurationError(f"pool={pool!r:.60}: a SuffixPool, the file of one, or None is needed")
+        self.learns = learns
+        self.per_segment = per_segment
+        self.min_match = min_match
+        self.min_score = min_score
+        self._max_pool_tokens = max_pool_tokens
+        self._pools: dict[str, SuffixPool] = {_ALL: pool or SuffixPool(max_tokens=max_pool_tokens)}
+
+    @property
+    def pools(self) -> Mapping[str, SuffixPool]:
+        """By segment; under an empty name that of all together."""
+        return self._pools
+
+    def attach(self, target: PreTrainedModel, tokenizer: Any | None) -> None:
+        pool = self._pools[_ALL]
+        if tokenizer is None:
+            return
+        mine = fingerprint(tokenizer)
+        if pool.tokenizer and pool.tokenizer != mine:
+            raise DraftError(
+                "the pool was made with another tokenizer, its ids mean other text: make it again with this one"
+            )
+        pool.tokenizer = mine
+
+    def start(self, request: DraftRequest) -> SuffixSession:
+        pools = [self._pools[name] for name in dict.fromkeys((request.segment, _ALL)) if name in self._pools]
+        return SuffixSession(pools, self.min_match, self.min_score, request.vocab_size)
+
+    def learn(self, request: DraftRequest, answer: Sequence[int]) -> None:
+        """Add the answer of a request that has ended."""
+        if not self.learns:
+            return
+        name = request.segment if self.per_segment else _ALL
+        if name not in self._pools:
+            self._pools[name] = SuffixPool(max_tokens=self._max_pool_tokens, tokenizer=self._pools[_ALL].tokenizer)
+        self._pools[name].add(answer)
+
+
+class SuffixSession:
+    """An automaton over the committed tokens, extended by what is new at each call."""
+
+    def __init__(self, pools: Sequence[SuffixPool], min_match: int, min_score: float, vocab_size: int) -> None:
+        self._indexes = [pool.index for pool in pools]  # as they are now: later answers are for later requests
+        self._min_match = min_match
+        self._min_score = min_score
+        self._vocab_size = vocab_size
+        self._automaton = SuffixAutomaton()
+
+    def propose(self, committed: Sequence[int], block_length: int) -> Proposal:
+        self._automaton.extend(committed[self._automaton.num_tokens :])
+        found = [self._here(block_length), *(self._in(index, committed, block_length) for index in self._indexes)]
+        tokens, _ = max(found, key=lambda draft: sum(draft[1]))
+        # a prompt may hold ids that the target has no logits for; they can never be accepted
+        stop = next((i for i, token in enumerate(tokens) if token >= self._vocab_size), len(tokens))
+        return Proposal(tokens[:stop])
+
+    def _here(self, block_length: int) -> tuple[list[int], list[float]]:
+        for state, _ in self._automaton.matches(self._min_match):
+            return self._automaton.continuation(state, block_length, self._min_score)
+        return [], []
+
+    def _in(self, index: Any, committed: Sequence[int], block_length: int) -> tuple[list[int], list[float]]:
+        length, first, last = index.longest_match(committed, self._min_match)
+        return index.continuation(length, first, last, block_length, self._min_score) if length else ([], [])
