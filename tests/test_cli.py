@@ -56,7 +56,17 @@ class TestHelp:
 
     @pytest.mark.parametrize(
         "args",
-        [["certify"], ["demo"], ["report"], ["models"], ["models", "fetch"], ["verify"], ["version"]],
+        [
+            ["certify"],
+            ["corpus"],
+            ["corpus", "add"],
+            ["demo"],
+            ["report"],
+            ["models"],
+            ["models", "fetch"],
+            ["verify"],
+            ["version"],
+        ],
         ids=" ".join,
     )
     def test_every_option_has_help_and_an_environment_variable(self, args: list[str]) -> None:

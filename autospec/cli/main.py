@@ -14,6 +14,7 @@ from autospec.errors import AutospecError, ConfigurationError
 # name -> module that holds the command under the name `command`; loaded only when it is asked for
 _COMMANDS = {
     "certify": "autospec.cli.certify",
+    "corpus": "autospec.cli.corpus",
     "demo": "autospec.cli.demo",
     "models": "autospec.cli.models",
     "report": "autospec.cli.report",
