@@ -41,13 +41,14 @@ def target() -> Any:
     return tiny.llama()
 
 
-SOURCES = ["ngram", "suffix", "assistant", "assistant-greedy"]
+SOURCES = ["ngram", "ngram-frequent", "suffix", "assistant", "assistant-greedy"]
 
 
 @pytest.fixture(params=SOURCES)
 def source(request: pytest.FixtureRequest, target: Any) -> Any:
     made = {
         "ngram": lambda: NGram(min_ngram=1),
+        "ngram-frequent": lambda: NGram(min_ngram=1, continuation="frequent", tokens_per_match=3),
         "suffix": lambda: Suffix(min_match=1),
         "assistant": lambda: Assistant(tiny.near_copy(target)),
         "assistant-greedy": lambda: Assistant(tiny.near_copy(target), greedy=True),
@@ -142,6 +143,33 @@ class TestNGram:
     def test_proposals(self, committed: list[int], length: int, expected: list[int]) -> None:
         assert NGram().start(request()).propose(committed, length).tokens == expected
 
+    @pytest.mark.parametrize(
+        ("committed", "newest", "frequent"),
+        [
+            ([1, 2, 3, 8, 1, 2, 3, 9, 1, 2, 4, 6, 1, 2], [4, 6], [3, 9]),  # 3 twice, its newest place is copied
+            ([1, 2, 3, 8, 1, 2, 4, 9, 1, 2], [4, 9], [4, 9]),  # once each: the newer
+            ([1, 2, 3, 1, 2], [3, 1], [3, 1]),
+            ([1, 2], [], []),
+        ],
+    )
+    def test_the_newest_or_the_most_frequent(
+        self, committed: list[int], newest: list[int], frequent: list[int]
+    ) -> None:
+        for continuation, expected in (("newest", newest), ("frequent", frequent)):
+            session = NGram(continuation=continuation).start(request())
+            grown = NGram(continuation=continuation).start(request())
+            for end in range(1, len(committed)):
+                grown.propose(committed[:end], 2)
+            assert session.propose(committed, 2).tokens == expected
+            assert grown.propose(committed, 2).tokens == expected
+
+    def test_longer_matches_are_trusted_further(self) -> None:
+        session = NGram(max_ngram=3, min_ngram=1, tokens_per_match=2).start(request())
+        assert session.propose([9, 1, 2, 3, 4, 5, 6, 7, 8, 1], 8).tokens == [2, 3]
+        text = [9, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2]
+        assert NGram(max_ngram=3, tokens_per_match=2).start(request()).propose(text, 8).tokens == [3, 4, 5, 6]
+        assert NGram(max_ngram=3, tokens_per_match=2).start(request()).propose(text, 3).tokens == [3, 4, 5]
+
     def test_ids_without_logits_are_not_drafted(self) -> None:
         assert NGram().start(request(vocab_size=4)).propose([1, 2, 3, 7, 1, 2], 3).tokens == [3]
 
@@ -166,9 +194,20 @@ class TestNGram:
             work.append(Watched.reads)
         assert work[0] == work[1] < 20
 
-    @pytest.mark.parametrize("options", [{"max_ngram": 0}, {"min_ngram": 2.5}, {"min_ngram": 4}, {"max_ngram": True}])
-    def test_bad_sizes(self, options: dict[str, Any]) -> None:
-        with pytest.raises(ConfigurationError, match="ngram"):
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"max_ngram": 0},
+            {"min_ngram": 2.5},
+            {"min_ngram": 4},
+            {"max_ngram": True},
+            {"tokens_per_match": 0},
+            {"continuation": "oldest"},
+        ],
+        ids=str,
+    )
+    def test_bad_settings(self, options: dict[str, Any]) -> None:
+        with pytest.raises(ConfigurationError, match=next(iter(options))):
             NGram(**options)
 
 

@@ -12,65 +12,123 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+CONTINUATIONS = ("newest", "frequent")
+
+
 class NGram:
-    """Drafts by copying the continuation of the newest earlier match, longest match first.
+    """Drafts by copying what followed an earlier match of the last tokens, longest match first.
 
     Args:
         max_ngram: longest run of last tokens looked for, at least 1.
         min_ngram: shortest run that is trusted, between 1 and `max_ngram`.
+        continuation: of several matches, copy after the `newest`, or after the newest of those that went on with the
+            most `frequent` token.
+        tokens_per_match: draft at most so many tokens for each token of the match, so that longer matches are trusted
+            further; None: the whole block.
 
     Raises:
-        ConfigurationError: a size is not a whole number or out of range.
+        ConfigurationError: a size is not a whole number or out of range, or the continuation is unknown.
 
     Source: Saxena 2023, prompt lookup decoding.
     """
 
     name = "ngram"
 
-    def __init__(self, *, max_ngram: int = 3, min_ngram: int = 2) -> None:
-        for option, value in (("max_ngram", max_ngram), ("min_ngram", min_ngram)):
+    def __init__(
+        self,
+        *,
+        max_ngram: int = 3,
+        min_ngram: int = 2,
+        continuation: str = "newest",
+        tokens_per_match: int | None = None,
+    ) -> None:
+        sizes = {"max_ngram": max_ngram, "min_ngram": min_ngram}
+        if tokens_per_match is not None:
+            sizes["tokens_per_match"] = tokens_per_match
+        for option, value in sizes.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigurationError(f"{option}={value!r}: a whole number of at least 1 is needed")
         if min_ngram > max_ngram:
             raise ConfigurationError(f"min_ngram={min_ngram} is larger than max_ngram={max_ngram}")
+        if continuation not in CONTINUATIONS:
+            raise ConfigurationError(f"continuation={continuation!r}: known are {', '.join(CONTINUATIONS)}")
         self.max_ngram = max_ngram
         self.min_ngram = min_ngram
+        self.continuation = continuation
+        self.tokens_per_match = tokens_per_match
 
     def attach(self, target: PreTrainedModel, tokenizer: Any | None) -> None:
         """Works with every target."""
 
     def start(self, request: DraftRequest) -> NGramSession:
-        return NGramSession(self.max_ngram, self.min_ngram, request.vocab_size)
+        index = NewestEnds() if self.continuation == "newest" else FrequentEnds()
+        sizes = range(self.max_ngram, self.min_ngram - 1, -1)
+        return NGramSession(index, sizes, self.tokens_per_match, request.vocab_size)
+
+
+class NewestEnds:
+    """Of each n-gram, where it ended last."""
+
+    def __init__(self) -> None:
+        self._ends: dict[tuple[int, ...], int] = {}
+
+    def add(self, ngram: tuple[int, ...], end: int, following: int) -> None:
+        self._ends[ngram] = end
+
+    def find(self, ngram: tuple[int, ...]) -> int | None:
+        return self._ends.get(ngram)
+
+
+class FrequentEnds:
+    """Of each n-gram, where it last ended before the token that followed it most often (the newer among equals)."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[int, ...], dict[int, int]] = {}
+        self._ends: dict[tuple[int, ...], tuple[int, int, int]] = {}  # count, end and token of the most frequent
+
+    def add(self, ngram: tuple[int, ...], end: int, following: int) -> None:
+        counts = self._counts.setdefault(ngram, {})
+        counts[following] = counts.get(following, 0) + 1
+        if counts[following] >= self._ends.get(ngram, (0, 0, 0))[0]:
+            self._ends[ngram] = (counts[following], end, following)
+
+    def find(self, ngram: tuple[int, ...]) -> int | None:
+        found = self._ends.get(ngram)
+        return None if found is None else found[1]
 
 
 class NGramSession:
     """An index over the committed tokens, extended by what is new at each call: the cost per block does not grow."""
 
-    def __init__(self, max_ngram: int, min_ngram: int, vocab_size: int) -> None:
-        self._sizes = range(max_ngram, min_ngram - 1, -1)
+    def __init__(
+        self, index: NewestEnds | FrequentEnds, sizes: range, tokens_per_match: int | None, vocab_size: int
+    ) -> None:
+        self._index = index
+        self._sizes = sizes
+        self._tokens_per_match = tokens_per_match
         self._vocab_size = vocab_size
-        self._newest_end: dict[tuple[int, ...], int] = {}  # n-gram -> position after its newest occurrence
         self._num_indexed = 0  # n-grams that end before this position, and so have a continuation, are indexed
 
     def propose(self, committed: Sequence[int], block_length: int) -> Proposal:
         self._extend(committed)
         for size in self._sizes:
-            start = self._newest_end.get(tuple(committed[-size:])) if len(committed) >= size else None
+            start = self._index.find(tuple(committed[-size:])) if len(committed) >= size else None
             if start is not None:
-                return Proposal(self._continuation(committed, start, block_length))
+                trusted = block_length if self._tokens_per_match is None else size * self._tokens_per_match
+                return Proposal(self._continuation(committed, start, min(block_length, trusted)))
         return Proposal()
 
     def _extend(self, committed: Sequence[int]) -> None:
         for end in range(self._num_indexed + 1, len(committed)):
             for size in self._sizes:
                 if end >= size:
-                    self._newest_end[tuple(committed[end - size : end])] = end
+                    self._index.add(tuple(committed[end - size : end]), end, committed[end])
         self._num_indexed = max(self._num_indexed, len(committed) - 1)
 
-    def _continuation(self, committed: Sequence[int], start: int, block_length: int) -> list[int]:
+    def _continuation(self, committed: Sequence[int], start: int, num_tokens: int) -> list[int]:
         # a match that reaches the end of the text goes on into its own draft: "ab ab a" continues "b ab ab"
         period = len(committed) - start
-        tokens = [committed[start + offset % period] for offset in range(block_length)]
+        tokens = [committed[start + offset % period] for offset in range(num_tokens)]
         # a prompt may hold ids that the target has no logits for; they can never be accepted
         stop = next((i for i, token in enumerate(tokens) if token >= self._vocab_size), len(tokens))
         return tokens[:stop]
