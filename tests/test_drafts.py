@@ -41,7 +41,7 @@ def target() -> Any:
     return tiny.llama()
 
 
-SOURCES = ["ngram", "ngram-frequent", "suffix", "assistant", "assistant-greedy"]
+SOURCES = ["ngram", "ngram-frequent", "suffix", "assistant", "assistant-greedy", "assistant-stops"]
 
 
 @pytest.fixture(params=SOURCES)
@@ -51,6 +51,7 @@ def source(request: pytest.FixtureRequest, target: Any) -> Any:
         "ngram-frequent": lambda: NGram(min_ngram=1, continuation="frequent", tokens_per_match=3),
         "suffix": lambda: Suffix(min_match=1),
         "assistant": lambda: Assistant(tiny.near_copy(target)),
+        "assistant-stops": lambda: Assistant(tiny.near_copy(target), max_entropy=3.9, min_margin=0.001),
         "assistant-greedy": lambda: Assistant(tiny.near_copy(target), greedy=True),
     }[request.param]()
     made.attach(target, None)
@@ -218,6 +219,36 @@ class TestAssistant:
         assistant = Assistant(tiny.llama(seed=2), tokenizer=tiny.tokenizer(order=order))
         with pytest.raises(DraftError, match=r"differs from the target's at ids 5 \('f' / 'j'\), 9 \('j' / 'f'\) "):
             autospec.wrap(target, tokenizer=tiny.tokenizer(), drafts=[assistant], policy="off")
+
+    def test_blocks_end_before_a_position_the_draft_is_unsure_of(self, target: Any) -> None:
+        committed = tiny.prompt(20)[0].tolist()
+        draft = tiny.near_copy(target)
+        whole = Assistant(draft).start(request()).propose(committed, 8).tokens
+        ids, margins, entropies = committed, [], []
+        for token in whole:
+            with torch.no_grad():
+                probs = draft(torch.tensor([ids])).logits[0, -1].float().softmax(-1)
+            first, second = probs.topk(2).values.tolist()
+            margins.append(first - second)
+            entropies.append(float(-(probs * probs.clamp(min=1e-30).log()).sum()))
+            ids = [*ids, token]
+        for cut in range(8):
+            margin = Assistant(draft, min_margin=min(margins[: cut + 1], default=1.0) + 1e-4)
+            ends = next(i for i, m in enumerate(margins) if m < min(margins[: cut + 1]) + 1e-4)
+            assert margin.start(request()).propose(committed, 8).tokens == whole[:ends]
+            entropy = Assistant(draft, max_entropy=max(entropies[: cut + 1]) - 1e-4)
+            ends = next(i for i, e in enumerate(entropies) if e > max(entropies[: cut + 1]) - 1e-4)
+            assert entropy.start(request(do_sample=False)).propose(committed, 8).tokens == whole[:ends]
+        assert len(set(margins)) == 8
+        never = Assistant(draft, min_margin=1.0).start(request(do_sample=True, is_paired=False))
+        assert never.propose(committed, 4).tokens == []
+
+    @pytest.mark.parametrize(
+        "options", [{"min_margin": 1.5}, {"min_margin": True}, {"max_entropy": -1}, {"max_entropy": "low"}], ids=str
+    )
+    def test_stop_rules_out_of_range(self, target: Any, options: dict[str, Any]) -> None:
+        with pytest.raises(ConfigurationError, match=next(iter(options))):
+            Assistant(target, **options)
 
     def test_one_other_special_token_is_named(self, target: Any) -> None:
         mine, other = tiny.tokenizer(), tiny.tokenizer(tiny.VOCAB - 1)

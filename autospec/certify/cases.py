@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria
 from autospec.certify.certifier import Case
 from autospec.certify.synthetic import SyntheticModel, Table, constant_table, random_table
 from autospec.drafts.assistant import Assistant
+from autospec.drafts.base import DraftSource
 from autospec.drafts.ngram import NGram
 from autospec.drafts.pool import SuffixPool
 from autospec.drafts.suffix import Suffix
@@ -195,6 +197,7 @@ def quick_cases() -> Iterator[Case]:
     """Every axis once; seconds."""
     yield from _distributions(max_new_tokens=3)
     yield from _block_lengths(vocab_size=2, max_new_tokens=4)
+    yield from _stop_rules(max_new_tokens=4)
     yield from _processors(max_new_tokens=3)
     yield from _stops(max_new_tokens=3)
     yield from _policies(max_new_tokens=4, vocab_size=2)
@@ -206,6 +209,7 @@ def full_cases() -> Iterator[Case]:
     for vocab_size, tokens in ((2, 6), (3, 4), (5, 3)):
         yield from _block_lengths(vocab_size=vocab_size, max_new_tokens=tokens)
         yield from _policies(max_new_tokens=tokens, vocab_size=vocab_size)
+    yield from _stop_rules(max_new_tokens=5)
     yield from _processors(max_new_tokens=4)
     yield from _stops(max_new_tokens=4)
     for (name, policy), (stop, options) in product(POLICIES.items(), STOPS.items()):
@@ -261,6 +265,34 @@ def _block_lengths(vocab_size: int, max_new_tokens: int) -> Iterator[Case]:
             prompt=(0, 1, 0),
             tags={"source": source, "block length": str(block_length), "sampling": sampling},
         )
+
+
+STOP_RULES: dict[str, dict[str, Any]] = {
+    "margin": {"min_margin": 0.25},
+    "entropy": {"max_entropy": 0.9},
+    "both": {"min_margin": 0.15, "max_entropy": 0.95},
+    "margin, greedy draft": {"min_margin": 0.25, "greedy": True},
+}
+
+
+def _only_assistant(draft: SyntheticModel, options: dict[str, Any]) -> dict[str, DraftSource]:
+    return {"assistant": Assistant(draft, **options)}
+
+
+def _stop_rules(max_new_tokens: int) -> Iterator[Case]:
+    """Blocks that the draft itself ends early."""
+    target, draft = _models(random_table(13, 3), random_table(14, 3, sharpness=2.0), 3)
+    for (name, options), sampling in product(STOP_RULES.items(), SAMPLING):
+        case = _case(
+            f"stop rule: {name}, {sampling}",
+            target,
+            draft,
+            policy=lambda: Fixed("assistant", block_length=3),
+            sampling=sampling,
+            max_new_tokens=max_new_tokens,
+            tags={"stop rule": name, "sampling": sampling},
+        )
+        yield replace(case, sources=partial(_only_assistant, draft, options))
 
 
 def _processors(max_new_tokens: int) -> Iterator[Case]:

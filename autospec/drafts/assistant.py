@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -30,22 +30,44 @@ class Assistant:
         model: a causal language model on the target's device. Its dtype may differ: drafts never change the output.
         tokenizer: the model's tokenizer, to compare vocabularies by text; read from the model's own folder if None.
         greedy: draft the likeliest token also when the target samples (a one-hot q).
+        min_margin: end a block before a position at which the draft's two likeliest tokens are closer in probability
+            than this, between 0 and 1; None: no such rule.
+        max_entropy: end a block before a position at which the draft's distribution has more entropy than this, in nats.
+
+    Both rules look at q before a token is drawn from it, never at the token, so that they keep the distribution.
 
     Raises:
-        ConfigurationError: `model` is not a causal language model of transformers.
+        ConfigurationError: `model` is not a causal language model of transformers, or a setting is out of range.
+
+    Source: Zhang et al. 2024 (SVIP) and Agrawal et al. 2024 (AdaEDL) for stopping by entropy.
     """
 
     name = "assistant"
 
-    def __init__(self, model: PreTrainedModel, *, tokenizer: Any | None = None, greedy: bool = False) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        tokenizer: Any | None = None,
+        greedy: bool = False,
+        min_margin: float | None = None,
+        max_entropy: float | None = None,
+    ) -> None:
         if not hasattr(model, "get_output_embeddings") or not hasattr(model, "config"):
             raise ConfigurationError(
                 f"Assistant({type(model).__name__}): a transformers causal language model is needed"
             )
         if not isinstance(greedy, bool):
             raise ConfigurationError(f"Assistant(greedy={greedy!r}): True or False is needed")
+        for option, value, most in (("min_margin", min_margin, 1.0), ("max_entropy", max_entropy, sys.float_info.max)):
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if value is not None and not (is_number and 0.0 <= value <= most):
+                raise ConfigurationError(
+                    f"Assistant({option}={value!r}): a number from 0 to {most:g}, or None, is needed"
+                )
         self.model = model
         self.greedy = greedy
+        self.stop_rule = StopRule(min_margin, max_entropy)
         self._tokenizer = tokenizer if tokenizer is not None else _tokenizer_of(model)
         self._num_ids: int | None = None
 
@@ -80,18 +102,37 @@ class Assistant:
     def start(self, request: DraftRequest) -> AssistantSession:
         self._check_mode()
         num_ids = min(request.vocab_size, _vocab_size(self.model), self._num_ids or sys.maxsize)
-        return AssistantSession(self.model, request, num_ids, is_greedy=self.greedy or not request.do_sample)
+        is_greedy = self.greedy or not request.do_sample
+        return AssistantSession(self.model, request, num_ids, self.stop_rule, is_greedy=is_greedy)
 
     def _check_mode(self) -> None:
         if self.model.training:
             raise DraftError("the assistant is in training mode, where dropout draws random numbers: assistant.eval()")
 
 
+class StopRule(NamedTuple):
+    """When a block ends before its next position, by what the draft thinks of it."""
+
+    min_margin: float | None = None
+    max_entropy: float | None = None
+
+    def ends(self, probs: Tensor) -> bool:
+        """Args: probs: [vocab_size], of the draft at the next position, before a token is drawn."""
+        if self.min_margin is not None:
+            first, second = torch.topk(probs, 2).values.tolist() if len(probs) > 1 else (1.0, 0.0)
+            if first - second < self.min_margin:
+                return True
+        return self.max_entropy is not None and float(torch.special.entr(probs).sum()) > self.max_entropy
+
+
 class AssistantSession:
     """The assistant's cache for one request, always holding a prefix of the committed tokens plus its own drafts."""
 
-    def __init__(self, model: PreTrainedModel, request: DraftRequest, num_ids: int, *, is_greedy: bool) -> None:
+    def __init__(
+        self, model: PreTrainedModel, request: DraftRequest, num_ids: int, stop_rule: StopRule, *, is_greedy: bool
+    ) -> None:
         self._model = model
+        self._stop_rule = stop_rule
         self._request = request
         self._num_ids = num_ids
         self._num_known = int(model.get_input_embeddings().weight.shape[0])
@@ -125,10 +166,12 @@ class AssistantSession:
                 break
             if not torch.isfinite(scores.amax()):
                 break  # the processors leave the draft nothing to say here
-            if self._is_greedy:
+            draft_probs = scores.softmax(dim=-1)[0] if not self._is_greedy or self._stop_rule != StopRule() else None
+            if draft_probs is not None and self._stop_rule.ends(draft_probs):
+                break
+            if self._is_greedy or draft_probs is None:
                 token = int(scores.argmax(dim=-1).item())
             else:
-                draft_probs = scores.softmax(dim=-1)[0]
                 token = randomness.categorical(draft_probs)
                 probs.append(draft_probs)
             tokens.append(token)
