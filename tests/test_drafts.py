@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
 import autospec
-from autospec.drafts import Assistant, DraftRequest, NGram, Suffix, make_sources
+from autospec.drafts import Assistant, DraftRequest, NGram, Suffix, make_sources, registry
 from autospec.errors import ConfigurationError, DraftError
 from autospec.randomness import TorchRandomness
 
@@ -328,6 +329,45 @@ class TestAssistant:
     def test_no_model(self) -> None:
         with pytest.raises(ConfigurationError, match="a transformers causal language model is needed"):
             Assistant("small")  # type: ignore[arg-type]
+
+
+def offered() -> NGram:
+    source = NGram()
+    source.name = "offered"
+    return source
+
+
+def misnamed() -> NGram:
+    return NGram()
+
+
+class TestPlugIns:
+    @pytest.fixture(autouse=True)
+    def entries(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        entries = [
+            EntryPoint(name, f"test_drafts:{target}", "autospec.drafts")
+            for name, target in (("offered", "offered"), ("misnamed", "misnamed"), ("broken", "nowhere"))
+        ]
+        monkeypatch.setattr(registry, "entry_points", lambda group: entries if group == "autospec.drafts" else [])
+
+    def test_a_source_of_another_package_goes_by_its_name(self, target: Any) -> None:
+        plain = target.generate(tiny.prompt(20), max_new_tokens=12, do_sample=False)
+        with autospec.wrap(target, drafts=["offered"], policy="fixed:offered:3") as speculator:
+            assert torch.equal(target.generate(tiny.prompt(20), max_new_tokens=12, do_sample=False), plain)
+            assert speculator.last_request is not None
+            assert speculator.last_request.usual_action == "offered:3"
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("misnamed", "of another name"),
+            ("broken", r"'broken' of test_drafts:nowhere cannot be made: AttributeError"),
+            ("magic", r"known are none, ngram, suffix, broken, misnamed, offered, autospec\.drafts\.Assistant"),
+        ],
+    )
+    def test_errors(self, name: str, message: str) -> None:
+        with pytest.raises(ConfigurationError, match=message):
+            make_sources([name])
 
 
 class TestRegistry:

@@ -270,7 +270,7 @@ def _block_lengths(vocab_size: int, max_new_tokens: int) -> Iterator[Case]:
 STOP_RULES: dict[str, dict[str, Any]] = {
     "margin": {"min_margin": 0.25},
     "entropy": {"max_entropy": 0.9},
-    "both": {"min_margin": 0.15, "max_entropy": 0.95},
+    "both": {"min_margin": 0.1, "max_entropy": 0.8},
     "margin, greedy draft": {"min_margin": 0.25, "greedy": True},
 }
 

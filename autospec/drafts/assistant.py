@@ -32,7 +32,7 @@ class Assistant:
         greedy: draft the likeliest token also when the target samples (a one-hot q).
         min_margin: end a block before a position at which the draft's two likeliest tokens are closer in probability
             than this, between 0 and 1; None: no such rule.
-        max_entropy: end a block before a position at which the draft's distribution has more entropy than this, in nats.
+        max_entropy: end a block before a position at which the draft's distribution has more entropy than this (nats).
 
     Both rules look at q before a token is drawn from it, never at the token, so that they keep the distribution.
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from importlib.metadata import EntryPoint, entry_points
 
 from autospec.drafts.base import DraftSource
 from autospec.drafts.ngram import NGram
 from autospec.drafts.suffix import Suffix
 from autospec.errors import ConfigurationError
 from autospec.types import NONE
+
+GROUP = "autospec.drafts"
+"""Entry points by which other packages offer draft sources."""
 
 BY_NAME: dict[str, Callable[[], DraftSource]] = {"ngram": NGram, "suffix": Suffix}
 NEEDS_OBJECT = {"assistant": "autospec.drafts.Assistant(model)"}
@@ -34,16 +38,33 @@ def make_sources(drafts: Iterable[str | DraftSource]) -> dict[str, DraftSource]:
     return sources
 
 
+def _from_plug_in(entry: EntryPoint) -> DraftSource | None:
+    """What a package offers under a name: something to call that returns a source of that name."""
+    try:
+        made = entry.load()()
+    except Exception as error:
+        raise ConfigurationError(
+            f"draft source {entry.name!r} of {entry.value} cannot be made: {type(error).__name__}: {error}"
+        ) from error
+    source = None if isinstance(made, str) else _make(made)
+    if source is None or source.name != entry.name:
+        raise ConfigurationError(f"draft source {entry.name!r} of {entry.value}: it made {made!r:.60}, of another name")
+    return source
+
+
 def _make(draft: str | DraftSource) -> DraftSource | None:
     if isinstance(draft, str):
         if draft == NONE:
             return None
         if draft in NEEDS_OBJECT:
             raise ConfigurationError(f"draft source {draft!r} needs a model: pass {NEEDS_OBJECT[draft]}")
-        if draft not in BY_NAME:
-            known = ", ".join([NONE, *sorted(BY_NAME), *NEEDS_OBJECT.values()])
+        if draft in BY_NAME:
+            return BY_NAME[draft]()
+        plug_ins = {entry.name: entry for entry in entry_points(group=GROUP)}
+        if draft not in plug_ins:
+            known = ", ".join([NONE, *sorted(BY_NAME), *sorted(plug_ins), *NEEDS_OBJECT.values()])
             raise ConfigurationError(f"unknown draft source {draft!r}: known are {known}")
-        return BY_NAME[draft]()
+        return _from_plug_in(plug_ins[draft])
     name = getattr(draft, "name", None)
     methods = all(callable(getattr(draft, method, None)) for method in ("attach", "start"))
     if isinstance(draft, type) or not isinstance(name, str) or not methods:
