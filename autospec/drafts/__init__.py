@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from autospec.drafts.base import DraftSession as DraftSession
     from autospec.drafts.base import DraftSource as DraftSource
     from autospec.drafts.base import Proposal as Proposal
+    from autospec.drafts.early_exit import EarlyExit as EarlyExit
     from autospec.drafts.ngram import NGram as NGram
     from autospec.drafts.pool import SuffixPool as SuffixPool
     from autospec.drafts.registry import make_sources as make_sources
@@ -18,6 +19,7 @@ _HOME = {
     "DraftRequest": "base",
     "DraftSession": "base",
     "DraftSource": "base",
+    "EarlyExit": "early_exit",
     "NGram": "ngram",
     "Proposal": "base",
     "Suffix": "suffix",
@@ -30,6 +32,7 @@ __all__ = [
     "DraftRequest",
     "DraftSession",
     "DraftSource",
+    "EarlyExit",
     "NGram",
     "Proposal",
     "Suffix",

@@ -16,7 +16,10 @@ GROUP = "autospec.drafts"
 """Entry points by which other packages offer draft sources."""
 
 BY_NAME: dict[str, Callable[[], DraftSource]] = {"ngram": NGram, "suffix": Suffix}
-NEEDS_OBJECT = {"assistant": "autospec.drafts.Assistant(model)"}
+NEEDS_OBJECT = {
+    "assistant": "autospec.drafts.Assistant(model)",
+    "early_exit": "autospec.drafts.EarlyExit(num_layers)",
+}
 
 
 def make_sources(drafts: Iterable[str | DraftSource]) -> dict[str, DraftSource]:
@@ -57,7 +60,7 @@ def _make(draft: str | DraftSource) -> DraftSource | None:
         if draft == NONE:
             return None
         if draft in NEEDS_OBJECT:
-            raise ConfigurationError(f"draft source {draft!r} needs a model: pass {NEEDS_OBJECT[draft]}")
+            raise ConfigurationError(f"draft source {draft!r} needs settings: pass {NEEDS_OBJECT[draft]}")
         if draft in BY_NAME:
             return BY_NAME[draft]()
         plug_ins = {entry.name: entry for entry in entry_points(group=GROUP)}
