@@ -46,7 +46,7 @@ class EarlyExit:
         if isinstance(num_layers, bool) or not isinstance(num_layers, int) or num_layers < 1:
             raise ConfigurationError(f"EarlyExit({num_layers!r}): a whole number of at least 1 is needed")
         self.num_layers = num_layers
-        self._options = {"greedy": greedy, "min_margin": min_margin, "max_entropy": max_entropy}
+        self._options: dict[str, Any] = {"greedy": greedy, "min_margin": min_margin, "max_entropy": max_entropy}
         self._assistant: Assistant | None = None
 
     def attach(self, target: PreTrainedModel, tokenizer: Any | None) -> None:
@@ -70,14 +70,11 @@ def first_layers_of(target: PreTrainedModel, num_layers: int) -> PreTrainedModel
     if num_layers >= total:
         raise DraftError(f"early_exit of {num_layers} layers: {kind} has {total}, fewer are needed")
     decoder = target.get_decoder()
-    names = [
-        name for name, child in decoder.named_children() if isinstance(child, nn.ModuleList) and len(child) == total
-    ]
+    lists = [(name, child) for name, child in decoder.named_children() if isinstance(child, nn.ModuleList)]
+    names = [name for name, child in lists if len(child) == total]
     path = next((path for path, module in target.named_modules() if module is decoder), None)
     if len(names) != 1 or not path or target.config.get_text_config(decoder=True) is not target.config:
-        raise DraftError(
-            f"early_exit cannot follow how {kind} is built: no single list of its {total} layers was found"
-        )
+        raise DraftError(f"early_exit cannot follow how {kind} is built: it has no single list of its {total} layers")
     config = copy.deepcopy(target.config)
     config.num_hidden_layers = num_layers
     if getattr(config, "layer_types", None) is not None:
