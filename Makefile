@@ -23,7 +23,7 @@ DEV_READY := $(VENV)/.dev
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: $(COMPAT)/%/.ready
-.PHONY: help setup demo test test-compat lint format types lock model postgres clean
+.PHONY: help setup demo test test-compat bench lint format types lock model postgres clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ test-compat: compat-5.17 ## the decoder's tests on transformers 5.17 and on the 
 	if grep -q "^transformers==$$newest " requirements.lock; then \
 	  echo "transformers $$newest is the newest 5.x and the locked one: make test covers it"; \
 	else $(MAKE) --no-print-directory "compat-$$newest"; fi
+
+bench: $(DEV_READY) ## what verifying a block costs in microseconds, beside transformers' assisted decoding (idle machine)
+	$(BIN)/python experiments/07_verification/run.py $(if $(OUT),--out $(OUT)) $(if $(DEVICE),--device $(DEVICE))
 
 lint: $(DEV_READY) ## ruff, format check, import contracts
 	$(BIN)/ruff check .

@@ -69,7 +69,7 @@ def run_demo(
     if policy == "auto":
         say("measuring what drafting and verifying cost on this device ...")
     with wrap(model, tokenizer=tokenizer, drafts=drafts, policy=policy, store=store, run=run) as speculator:
-        jobs = [(prompt, options) for prompt in _interleaved(prompts) for options in (GREEDY, SAMPLED)]
+        jobs = [(prompt, options) for prompt in interleaved(prompts) for options in (GREEDY, SAMPLED)]
         bar = tqdm(jobs, desc="demo", unit="pair", disable=not show_progress)
         for number, (prompt, options) in enumerate(bar):
             bar.set_postfix_str(f"{prompt.segment}, {'sampled' if options['do_sample'] else 'greedy'}")
@@ -137,7 +137,7 @@ def encode(tokenizer: Any, prompt: DemoPrompt, model: PreTrainedModel) -> dict[s
     return {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
 
 
-def _interleaved(prompts: Sequence[DemoPrompt]) -> Iterator[DemoPrompt]:
+def interleaved(prompts: Sequence[DemoPrompt]) -> Iterator[DemoPrompt]:
     """One of each segment in turn, so that a run cut short has seen them all."""
     by_segment: dict[str, list[DemoPrompt]] = {}
     for prompt in prompts:

@@ -15,7 +15,9 @@ from autospec.decoding.ties import Difference, examine
 from autospec.demo import encode
 from autospec.drafts.base import DraftSource
 from autospec.drafts.registry import make_sources
+from autospec.policies.base import Policy
 from autospec.speculator import wrap
+from autospec.types import RequestRecord
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,9 +42,14 @@ class Verdict:
     @property
     def kind(self) -> str:
         """`identical`, `tie` or `different`."""
-        if self.difference is None:
-            return "identical"
-        return "tie" if self.difference.is_tie else "different"
+        return kind_of(self.difference)
+
+
+def kind_of(difference: Difference | None) -> str:
+    """`identical`, `tie` or `different`."""
+    if difference is None:
+        return "identical"
+    return "tie" if difference.is_tie else "different"
 
 
 def verify_greedy(
@@ -56,8 +63,6 @@ def verify_greedy(
 ) -> Iterator[Verdict]:
     """Decode every prompt plainly, then with each source and block length.
 
-    The prompt is run once; each answer starts from a copy of that cache.
-
     Args:
         model, tokenizer: the target.
         prompts: what is asked.
@@ -66,38 +71,69 @@ def verify_greedy(
         max_new_tokens: of each answer; the prompt's own number if None.
     """
     for prompt in prompts:
-        inputs = encode(tokenizer, prompt, model)
-        prefilled = _prefilled(model, inputs["input_ids"][:, :-1])
-
-        def answer(inputs: Any = inputs, prefilled: Any = prefilled, prompt: DemoPrompt = prompt) -> list[int]:
-            cache = {CACHE_KEYWORD: copy.deepcopy(prefilled)} if prefilled is not None else {}
-            length = max_new_tokens or prompt.max_new_tokens
-            output = model.generate(**inputs, **cache, max_new_tokens=length, do_sample=False)
-            tokens: list[int] = output[0, inputs["input_ids"].shape[1] :].tolist()
-            return tokens
-
-        expected = answer()
-        examined: dict[tuple[int, ...], Difference | None] = {}
+        plain = PlainAnswer(model, tokenizer, prompt, max_new_tokens=max_new_tokens)
         for name, source in make_sources(drafts).items():
             for block_length in block_lengths:
-                policy = f"fixed:{name}:{block_length}"
-                with wrap(model, tokenizer=tokenizer, drafts=[source], policy=policy) as speculator:
-                    found = tuple(answer())
-                    record = speculator.last_request
-                if found not in examined:
-                    examined[found] = examine(model, inputs["input_ids"], expected, found)
-                assert record is not None  # generate has just set it
+                record, difference = plain.compare([source], f"fixed:{name}:{block_length}")
                 yield Verdict(
                     prompt_id=prompt.prompt_id,
                     segment=prompt.segment,
                     source=name,
                     block_length=block_length,
-                    output_tokens=len(found),
+                    output_tokens=record.output_tokens,
                     num_judged_tokens=record.num_judged_tokens,
                     num_accepted_tokens=record.num_accepted_tokens,
-                    difference=examined[found],
+                    difference=difference,
                     fallback_reason=record.fallback_reason,
                 )
+
+
+class PlainAnswer:
+    """The model's own greedy answer to a prompt, to compare answers under policies with.
+
+    The prompt is run once; each answer starts from a copy of that cache.
+
+    Args:
+        model, tokenizer: the target.
+        prompt: what is asked.
+        max_new_tokens: of each answer; the prompt's own number if None.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: Any, prompt: DemoPrompt, *, max_new_tokens: int | None = None
+    ) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._inputs = encode(tokenizer, prompt, model)
+        self._max_new_tokens = max_new_tokens or prompt.max_new_tokens
+        self._prefilled = _prefilled(model, self._inputs["input_ids"][:, :-1])
+        self._examined: dict[tuple[int, ...], Difference | None] = {}
+        self.tokens = self._answer()
+
+    def compare(
+        self, drafts: Sequence[str | DraftSource], policy: str | Policy
+    ) -> tuple[RequestRecord, Difference | None]:
+        """Answer once more, under a policy.
+
+        Args:
+            drafts, policy: as in `autospec.wrap`.
+
+        Returns:
+            The request's record, and where its answer first differs from the plain one; None: the same tokens.
+        """
+        with wrap(self._model, tokenizer=self._tokenizer, drafts=drafts, policy=policy) as speculator:
+            found = tuple(self._answer())
+            record = speculator.last_request
+        assert record is not None  # generate has just set it
+        if found not in self._examined:
+            self._examined[found] = examine(self._model, self._inputs["input_ids"], self.tokens, found)
+        return record, self._examined[found]
+
+    def _answer(self) -> list[int]:
+        cache = {CACHE_KEYWORD: copy.deepcopy(self._prefilled)} if self._prefilled is not None else {}
+        output = self._model.generate(**self._inputs, **cache, max_new_tokens=self._max_new_tokens, do_sample=False)
+        tokens: list[int] = output[0, self._inputs["input_ids"].shape[1] :].tolist()
+        return tokens
 
 
 @torch.no_grad()

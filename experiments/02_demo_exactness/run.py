@@ -8,7 +8,6 @@ Exits 1 if any answer differs by more than a numerical tie (docs/exactness.md).
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import platform
 import sys
@@ -24,6 +23,7 @@ from autospec import models
 from autospec.data import DemoPrompt, load_prompts
 from autospec.deployment import describe_deployment
 from autospec.drafts import Assistant
+from autospec.drafts.early_exit import first_layers_of
 from autospec.verify import BLOCK_LENGTHS, verify_greedy
 
 DTYPES = ("float32", "bfloat16")
@@ -64,7 +64,7 @@ def run_dtype(
     model: Any, tokenizer: Any, prompts: list[DemoPrompt], dtype: str, new_tokens: int, results: dict[str, Any]
 ) -> None:
     """Add counts and differences of one dtype to the results."""
-    drafts = ["ngram", Assistant(first_layers(model, DRAFT_LAYERS), tokenizer=tokenizer)]
+    drafts = ["ngram", Assistant(first_layers_of(model, DRAFT_LAYERS), tokenizer=tokenizer)]
     counts: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
     verdicts = verify_greedy(model, tokenizer, prompts, drafts=drafts, max_new_tokens=new_tokens)
     for verdict in tqdm(verdicts, desc=dtype, total=len(prompts) * len(drafts) * len(BLOCK_LENGTHS)):
@@ -87,18 +87,6 @@ def run_dtype(
     for (source, block_length), count in counts.items():
         numbers = {key: count[key] for key in ("identical", "tie", "different", "accepted", "judged")}
         results["counts"].append({"dtype": dtype, "source": source, "block_length": block_length, **numbers})
-
-
-def first_layers(model: Any, num_layers: int) -> Any:
-    """A draft made of the target's own first layers: a real if poor one, without another download."""
-    config = copy.deepcopy(model.config)
-    config.num_hidden_layers = num_layers
-    config.layer_types = None
-    draft = type(model)(config).to(model.dtype).eval()
-    missing = draft.load_state_dict(model.state_dict(), strict=False)
-    if missing.missing_keys:
-        raise RuntimeError(f"weights are missing: {missing.missing_keys}")
-    return draft
 
 
 def print_table(counts: list[dict[str, Any]]) -> None:
