@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from autospec.drafts.pool import SuffixPool
-from autospec.drafts.vocabulary import fingerprint
 from autospec.errors import ConfigurationError
 
 KEYS = ("text", "completion", "token_ids")
@@ -36,15 +35,12 @@ def add_file(pool: SuffixPool, path: Path, tokenizer: Any) -> Added:
 
     Raises:
         ConfigurationError: the file cannot be read, or a line is not as described: with the file and the line.
-        ConfigurationError: the pool was made with another tokenizer.
+        DraftError: the pool was made with another tokenizer.
     """
-    mine = fingerprint(tokenizer)
-    if pool.tokenizer and pool.tokenizer != mine:
-        raise ConfigurationError("the pool was made with another tokenizer: name another pool, or that tokenizer")
+    pool.belong_to(tokenizer)
     texts = list(_texts(path, tokenizer))
     if not texts:
         raise ConfigurationError(f"{path}: no text in it")
-    pool.tokenizer = mine
     for text in texts:
         pool.add(text)
     return Added(len(texts), sum(map(len, texts)))

@@ -14,7 +14,7 @@ from autospec.cli.main import group
 from autospec.corpus import add_file
 from autospec.drafts import Suffix, SuffixPool
 from autospec.drafts.pool import END
-from autospec.errors import ConfigurationError
+from autospec.errors import ConfigurationError, DraftError
 
 TOKENIZER = tiny.tokenizer()
 
@@ -61,7 +61,7 @@ def test_a_missing_file_and_another_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="No such file"):
         add_file(pool, tmp_path / "nowhere.txt", TOKENIZER)
     add_file(pool, written(tmp_path / "a.txt", "abc"), TOKENIZER)
-    with pytest.raises(ConfigurationError, match="another tokenizer"):
+    with pytest.raises(DraftError, match="another tokenizer"):
         add_file(pool, tmp_path / "a.txt", tiny.tokenizer(order=[1, 0, *range(2, tiny.VOCAB)]))
 
 

@@ -90,6 +90,16 @@ def test_one_thread_drafts_while_another_decodes_plainly(target: Any) -> None:
         assert all(torch.equal(call.result(), plain) for call in calls)
 
 
+@pytest.mark.parametrize("part", ["model", "decoder"])
+def test_a_forward_that_was_replaced_is_refused(part: str) -> None:
+    """A copy would run it on the whole model, and call that an early exit."""
+    model = tiny.llama(num_hidden_layers=3)
+    module = model if part == "model" else model.model
+    module.forward = module.forward
+    with pytest.raises(DraftError, match="its forward was replaced"):
+        first_layers_of(model, 1)
+
+
 @pytest.mark.parametrize("num_layers", [4, 99])
 def test_as_many_layers_as_the_target_are_refused(target: Any, num_layers: int) -> None:
     with pytest.raises(DraftError, match=f"early_exit of {num_layers} layers: LlamaForCausalLM has 4"):

@@ -196,6 +196,13 @@ class TestSuffix:
         assert source.start(mine).propose([1, 5, 6], 4).tokens == [7, 8]
         assert source.start(other).propose([1, 5, 6], 4).tokens == []
 
+    def test_pools_of_many_segments_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("autospec.drafts.suffix.MAX_SEGMENT_POOLS", 3)
+        source = Suffix(per_segment=True)
+        for name in ("a", "b", "c", "a", "d", "e"):
+            source.learn(request(segment=name), [5, 6, 7, 8])
+        assert list(source.pools) == ["", "a", "d", "e"]
+
     def test_learning_can_be_switched_off(self) -> None:
         source = Suffix(learns=False)
         source.learn(request(), [5, 6, 7, 8])

@@ -81,6 +81,12 @@ class DraftSource(Protocol):
         """A session for one request."""
 
 
+def with_logits(tokens: Sequence[int], vocab_size: int) -> list[int]:
+    """The first tokens, up to one that the target has no logits for: a prompt may hold such ids, no answer can."""
+    stop = next((i for i, token in enumerate(tokens) if token >= vocab_size), len(tokens))
+    return list(tokens[:stop])
+
+
 def checked(proposal: Proposal, block_length: int, vocab_size: int) -> Proposal:
     """The proposal, if it is one that can be verified.
 

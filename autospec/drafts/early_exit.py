@@ -75,6 +75,8 @@ def first_layers_of(target: PreTrainedModel, num_layers: int) -> PreTrainedModel
     path = next((path for path, module in target.named_modules() if module is decoder), None)
     if len(names) != 1 or not path or target.config.get_text_config(decoder=True) is not target.config:
         raise DraftError(f"early_exit cannot follow how {kind} is built: it has no single list of its {total} layers")
+    if any("forward" in vars(module) for module in (target, decoder)):  # bound to the whole model, in any copy of it
+        raise DraftError(f"early_exit cannot follow {kind}: its forward was replaced (by device hooks, perhaps)")
     config = copy.deepcopy(target.config)
     config.num_hidden_layers = num_layers
     if getattr(config, "layer_types", None) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from autospec.drafts.base import DraftRequest, Proposal
+from autospec.drafts.base import DraftRequest, Proposal, with_logits
 from autospec.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -129,6 +129,4 @@ class NGramSession:
         # a match that reaches the end of the text goes on into its own draft: "ab ab a" continues "b ab ab"
         period = len(committed) - start
         tokens = [committed[start + offset % period] for offset in range(num_tokens)]
-        # a prompt may hold ids that the target has no logits for; they can never be accepted
-        stop = next((i for i, token in enumerate(tokens) if token >= self._vocab_size), len(tokens))
-        return tokens[:stop]
+        return with_logits(tokens, self._vocab_size)

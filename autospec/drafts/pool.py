@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autospec.drafts.vocabulary import fingerprint
 from autospec.errors import DraftError
 
 Tokens = NDArray[np.uint32]
@@ -143,6 +144,19 @@ class SuffixPool:
                 self._num_tokens -= len(self._texts.popleft())
             if self._num_new * 8 >= self._num_tokens:  # each rebuild is paid for by an eighth of what it sorts
                 self._build()
+
+    def belong_to(self, tokenizer: Any) -> None:
+        """Take texts of this tokenizer only.
+
+        Raises:
+            DraftError: it holds texts of another one.
+        """
+        mine = fingerprint(tokenizer)
+        if self.tokenizer and self.tokenizer != mine:
+            raise DraftError(
+                "the pool was made with another tokenizer, its ids mean other text: make it again with this one"
+            )
+        self.tokenizer = mine
 
     def build(self) -> None:
         """Make everything added so far searchable."""

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autospec.drafts.automaton import SuffixAutomaton
-from autospec.drafts.base import DraftRequest, Proposal
-from autospec.drafts.pool import SuffixPool
-from autospec.drafts.vocabulary import fingerprint
-from autospec.errors import ConfigurationError, DraftError
+from autospec.drafts.base import DraftRequest, Proposal, with_logits
+from autospec.drafts.pool import SuffixIndex, SuffixPool
+from autospec.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _ALL = ""  # the pool of all segments together
+MAX_SEGMENT_POOLS = 64
 
 
 class Suffix:
@@ -28,7 +29,8 @@ class Suffix:
     Args:
         pool: earlier answers, as a pool or as the file of one; None: an empty one of its own.
         learns: answers are added to the pool as requests end. The pool then holds users' text, in memory.
-        per_segment: each segment has a pool of its own, which `pool` is read beside.
+        per_segment: each segment has a pool of its own, which `pool` is read beside. Of many segments those that learnt
+            last keep theirs.
         min_match: shortest run of last tokens that is trusted.
         min_score: between 0 and 1.
         max_pool_tokens: bound of each pool that is made here; the oldest answers go first.
@@ -69,6 +71,7 @@ class Suffix:
         self.min_match = min_match
         self.min_score = min_score
         self._max_pool_tokens = max_pool_tokens
+        self._lock = threading.Lock()
         self._pools: dict[str, SuffixPool] = {_ALL: pool or SuffixPool(max_tokens=max_pool_tokens)}
 
     @property
@@ -77,28 +80,32 @@ class Suffix:
         return self._pools
 
     def attach(self, target: PreTrainedModel, tokenizer: Any | None) -> None:
-        pool = self._pools[_ALL]
-        if tokenizer is None:
-            return
-        mine = fingerprint(tokenizer)
-        if pool.tokenizer and pool.tokenizer != mine:
-            raise DraftError(
-                "the pool was made with another tokenizer, its ids mean other text: make it again with this one"
-            )
-        pool.tokenizer = mine
+        if tokenizer is not None:
+            self._pools[_ALL].belong_to(tokenizer)
 
     def start(self, request: DraftRequest) -> SuffixSession:
-        pools = [self._pools[name] for name in dict.fromkeys((request.segment, _ALL)) if name in self._pools]
+        with self._lock:
+            pools = [self._pools[name] for name in dict.fromkeys((request.segment, _ALL)) if name in self._pools]
         return SuffixSession(pools, self.min_match, self.min_score, request.vocab_size)
 
     def learn(self, request: DraftRequest, answer: Sequence[int]) -> None:
         """Add the answer of a request that has ended."""
         if not self.learns:
             return
-        name = request.segment if self.per_segment else _ALL
-        if name not in self._pools:
-            self._pools[name] = SuffixPool(max_tokens=self._max_pool_tokens, tokenizer=self._pools[_ALL].tokenizer)
-        self._pools[name].add(answer)
+        self._pool_of(request.segment if self.per_segment else _ALL).add(answer)
+
+    def _pool_of(self, name: str) -> SuffixPool:
+        """The pool that a segment's answers go to, from now on the last to be dropped."""
+        with self._lock:
+            if name == _ALL:
+                return self._pools[_ALL]
+            pool = self._pools.pop(name, None)
+            if pool is None:
+                pool = SuffixPool(max_tokens=self._max_pool_tokens, tokenizer=self._pools[_ALL].tokenizer)
+            self._pools[name] = pool
+            if len(self._pools) > MAX_SEGMENT_POOLS + 1:
+                del self._pools[next(each for each in self._pools if each != _ALL)]
+            return pool
 
 
 class SuffixSession:
@@ -115,15 +122,12 @@ class SuffixSession:
         self._automaton.extend(committed[self._automaton.num_tokens :])
         found = [self._here(block_length), *(self._in(index, committed, block_length) for index in self._indexes)]
         tokens, _ = max(found, key=lambda draft: sum(draft[1]))
-        # a prompt may hold ids that the target has no logits for; they can never be accepted
-        stop = next((i for i, token in enumerate(tokens) if token >= self._vocab_size), len(tokens))
-        return Proposal(tokens[:stop])
+        return Proposal(with_logits(tokens, self._vocab_size))
 
     def _here(self, block_length: int) -> tuple[list[int], list[float]]:
-        for state, _ in self._automaton.matches(self._min_match):
-            return self._automaton.continuation(state, block_length, self._min_score)
-        return [], []
+        longest = next(iter(self._automaton.matches(self._min_match)), None)
+        return self._automaton.continuation(longest[0], block_length, self._min_score) if longest else ([], [])
 
-    def _in(self, index: Any, committed: Sequence[int], block_length: int) -> tuple[list[int], list[float]]:
+    def _in(self, index: SuffixIndex, committed: Sequence[int], block_length: int) -> tuple[list[int], list[float]]:
         length, first, last = index.longest_match(committed, self._min_match)
         return index.continuation(length, first, last, block_length, self._min_score) if length else ([], [])
