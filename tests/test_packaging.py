@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -97,6 +98,15 @@ def test_locks_pin_everything_and_need_no_gpu_packages(lock: str) -> None:
     assert pins["torch"] == "2.13.0", "the release that has a CPU build"
     unused = {"triton"} if "dev" in lock else set()  # xgrammar asks for it, and does not load it on the CPU
     assert {name for name in pins if name.startswith(("nvidia", "cuda", "triton"))} <= unused
+
+
+def test_the_dev_lock_holds_everything_that_pyproject_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked = [*project["dependencies"], *(r for extra in project["optional-dependencies"].values() for r in extra)]
+    names = {re.split(r"[\[<>=;~! ]", requirement)[0].lower() for requirement in asked}
+    lock = (ROOT / "requirements-dev.lock").read_text(encoding="utf-8")
+    pinned = {line.split("==")[0].lower() for line in lock.splitlines() if "==" in line}
+    assert sorted(names - pinned) == []
 
 
 def test_dev_lock_agrees_with_the_runtime_lock() -> None:
