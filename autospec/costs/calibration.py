@@ -7,14 +7,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import LogitsProcessorList
 
 from autospec.caches import append, context_window, drop_last, new_cache, why_not_rollback
 from autospec.costs.table import CostTable, Curve
-from autospec.drafts.base import DraftRequest, DraftSource
+from autospec.drafts.base import DraftRequest, DraftSource, hidden_layers_of
 from autospec.randomness import TorchRandomness, spared
 
 if TYPE_CHECKING:
@@ -104,11 +104,20 @@ def _draft_medians(
         scores_dtype=torch.float32,
         is_paired=True,
     )
-    session = source.start(request)
+    session: Any = source.start(request)
     # a text that repeats itself, so that retrieval sources find something; it grows by a token with every proposal
     committed = (_some_tokens(target, context // 2)[0].tolist() * 3)[:context]
 
+    layers = hidden_layers_of(source)
+    size = int(getattr(target.config.get_text_config(decoder=True), "hidden_size", 1))
+    num_seen = 0
+
     def propose(block_length: int) -> None:
+        nonlocal num_seen
+        if layers:  # any numbers do: what they are makes no difference to the time
+            new = torch.zeros((len(committed) - 1 - num_seen, size), dtype=target.dtype, device=target.device)
+            session.see([new] * len(layers))
+            num_seen += len(new)
         session.propose(committed, block_length)
         committed.append(committed[-(context // 2)] if context >= 2 else committed[-1])
 

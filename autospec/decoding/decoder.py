@@ -84,6 +84,7 @@ class Decoder:
         self.prompt_tokens = input_ids.shape[1]
         text = _without_padding(input_ids, model_kwargs.get("attention_mask"))
         do_sample = bool(generation_config.do_sample)
+        target = TargetSession(model, generation_config, model_kwargs)
         randomness = self._make_randomness(input_ids.device)
         request = RequestContext(
             segment=self._segment,
@@ -101,11 +102,11 @@ class Decoder:
             scores_dtype=self._scores_dtype,
             is_paired=self._sampling == "paired",
             segment=self._segment,
+            target_cache=target.cache,
         )
         if self._streamer is not None:
             self._streamer.put(input_ids.cpu())
         answer = Answer(Tokens(input_ids), stopping_criteria, generation_config, self._streamer)
-        target = TargetSession(model, generation_config, model_kwargs)
         rule = make_rule(do_sample=do_sample, sampling=self._sampling, randomness=randomness)
         loop = Loop(
             target=target,

@@ -17,7 +17,7 @@ from autospec.decoding.answer import Answer
 from autospec.decoding.tally import Stopwatch, Tally
 from autospec.decoding.target import TargetSession
 from autospec.decoding.verification import Committed, Verification
-from autospec.drafts.base import DraftRequest, DraftSession, DraftSource, Proposal, checked
+from autospec.drafts.base import DraftRequest, DraftSession, DraftSource, Proposal, checked, hidden_layers_of
 from autospec.errors import ConfigurationError, DraftError, ExactnessError
 from autospec.notices import warn
 from autospec.randomness import spared
@@ -70,6 +70,8 @@ class Loop:
         self._sources = dict(sources)
         self._learning: dict[str, Any] = {name: s for name, s in sources.items() if callable(getattr(s, "learn", None))}
         self._sessions: dict[str, DraftSession] = {}
+        self._seeing = {name: layers for name, s in sources.items() if (layers := hidden_layers_of(s))}
+        target.hidden_layers = self._wanted_layers()
         self._request = request
         self._draft_request = draft_request
         self._text = text
@@ -86,6 +88,7 @@ class Loop:
         if self._sources and (why := self._target.why_no_speculation or self._why_no_room()):
             self._note(f"decoded plainly: {why}")
             self._sources.clear()
+            self._seeing.clear()
         self._decode_block(logits, Proposal(), input_ids)
         self._watch.lap()
         with self._target.decoding():
@@ -154,18 +157,38 @@ class Loop:
         block_length = action.block_length
         try:
             with self._own_noise():
-                if action.source not in self._sessions:
-                    self._sessions[action.source] = self._sources[action.source].start(self._draft_request)
-                proposal = self._sessions[action.source].propose(self._text, block_length)
+                proposal = self._session(action.source).propose(self._text, block_length)
             return self._checked(proposal, block_length)
         except Exception as error:  # a draft never decides what is said, so few may end a request
             if self._request.do_sample and not self._draft_request.is_paired and not isinstance(error, DraftError):
                 raise  # it may follow from a token drawn just now, and dropping that one would depend on its own draw
-            text = str(error) if isinstance(error, DraftError) else f"{type(error).__name__}: {error}"
-            self._note(f"{action.source} switched off: {text}")
-            del self._sources[action.source]
-            self._sessions.pop(action.source, None)
+            self._switch_off(action.source, error)
             return Proposal()
+
+    def _session(self, name: str) -> Any:
+        if name not in self._sessions:
+            self._sessions[name] = self._sources[name].start(self._draft_request)
+        return self._sessions[name]
+
+    def _show_states(self) -> None:
+        """Let sessions see what the target made of the tokens that were committed."""
+        for name, layers in list(self._seeing.items()):
+            try:
+                with self._own_noise():
+                    self._session(name).see(self._target.committed_states(layers))
+            except Exception as error:  # noqa: BLE001  # of committed tokens alone: no draw is dropped with it
+                self._switch_off(name, error)
+
+    def _switch_off(self, name: str, error: Exception) -> None:
+        text = str(error) if isinstance(error, DraftError) else f"{type(error).__name__}: {error}"
+        self._note(f"{name} switched off: {text}")
+        del self._sources[name]
+        self._sessions.pop(name, None)
+        if self._seeing.pop(name, None):
+            self._target.hidden_layers = self._wanted_layers()
+
+    def _wanted_layers(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(layer for layers in self._seeing.values() for layer in layers))
 
     def _checked(self, proposal: Proposal, block_length: int) -> Proposal:
         try:
@@ -199,6 +222,7 @@ class Loop:
             self._target.abort(self._answer.num_tokens - before)
             raise
         self._target.commit(committed.num_tokens)
+        self._show_states()
         return committed
 
     def _note(self, text: str) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
+from transformers.utils import output_capturing
 
 from autospec.caches import CACHE_KEYWORD, drop_last, find_cache, start_recording, stop_recording, why_not_rollback
-from autospec.errors import ExactnessError
+from autospec.errors import DraftError, ExactnessError
+
+_SELECTS_STATES = hasattr(output_capturing, "selected_hidden_states")  # since 5.24
 
 
 class TargetSession:
@@ -33,18 +37,27 @@ class TargetSession:
         self._outputs: Any = None
         self._width = 1
         self._is_recording = False
+        self._states: dict[int, Tensor] = {}  # of the last forward by layer, [n, hidden_size]
+        self.hidden_layers: tuple[int, ...] = ()  # of which each forward is asked for hidden states; it need not be any
         self.why_no_speculation: str | None = None
         self.prefill_length = 0  # positions used up by the prompt, padding and what a cache held before included
 
     def prefill(self, input_ids: Tensor) -> Tensor:
         """Run the prompt. Args: input_ids: [1, n]. Returns: logits of the next token, [1, vocab_size]."""
+        mask = self._kwargs.get("attention_mask")
+        if self.hidden_layers:
+            self._kwargs["output_hidden_states"] = _selection(self.hidden_layers)
         outputs = self._model._prefill(input_ids, self._config, self._kwargs, is_first_iteration=True)
+        self._kwargs.pop("output_hidden_states", None)
         cache = find_cache(outputs)
         self.why_no_speculation = why_not_rollback(cache)
         positions = self._kwargs.get("position_ids")
         given = int(positions.max()) + 1 if positions is not None else 0
         self.prefill_length = max(given, input_ids.shape[1], _length(cache))
-        return self._keep(outputs, width=1)
+        logits = self._keep(outputs, width=1)
+        for layer, states in self._states.items():
+            self._states[layer] = _of_prompt(states, input_ids, mask)
+        return logits
 
     def decoding(self) -> AbstractContextManager[None]:
         """What transformers switches in the model between prefill and the end (expert kernels)."""
@@ -71,6 +84,8 @@ class TargetSession:
         inputs = self._model.prepare_inputs_for_generation(input_ids, next_sequence_length=width, **kwargs)
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
+        if self.hidden_layers:
+            inputs["output_hidden_states"] = _selection(self.hidden_layers)
         outputs = self._model(**inputs, return_dict=True)
         if num_draft_tokens and (find_cache(outputs) is not cache or length + width != _length(cache)):
             raise ExactnessError("the model did not append the block to its cache: it cannot be verified by blocks")
@@ -84,6 +99,26 @@ class TargetSession:
             self._outputs, self._kwargs, is_encoder_decoder=False, num_new_tokens=num_tokens
         )
         self._outputs = None
+        num_rejected = self._width - num_tokens
+        self._states = {layer: states[: len(states) - num_rejected] for layer, states in self._states.items()}
+
+    def committed_states(self, layers: Sequence[int]) -> list[Tensor]:
+        """Hidden states of the positions that the last `commit` kept. Args: layers: of those in `hidden_layers`.
+
+        Returns:
+            [n, hidden_size] for each layer; of the prompt without its padding, or nothing of it where it was not run in
+            one forward.
+
+        Raises:
+            DraftError: the target has none of a layer.
+        """
+        if missing := [layer for layer in layers if layer not in self._states]:
+            raise DraftError(f"the target gives no hidden states of layer {missing[0]}")
+        return [self._states[layer] for layer in layers]
+
+    def cache(self) -> Any | None:
+        """What the target has cached: in front of a block, all committed tokens but the last."""
+        return find_cache(self._kwargs)
 
     def abort(self, num_tokens: int) -> None:
         """After an error in the middle of a block: leave the cache as plain decoding would have.
@@ -110,6 +145,11 @@ class TargetSession:
     def _keep(self, outputs: Any, width: int) -> Tensor:
         logits: Tensor = outputs.logits[0, -width:]
         outputs.logits = None  # may be [1, n, vocab_size] after prefill: let it go once the caller is done
+        if self.hidden_layers:
+            states = getattr(outputs, "hidden_states", None) or ()
+            has = {layer for layer in self.hidden_layers if -len(states) <= layer < len(states)}
+            self._states = {layer: states[layer][0] for layer in has if states[layer] is not None}
+            outputs.hidden_states = None
         self._outputs = outputs
         self._width = width
         return logits
@@ -118,6 +158,18 @@ class TargetSession:
 def _length(cache: Any | None) -> int:
     """Tokens in the cache."""
     return int(cache.get_seq_length()) if cache is not None else 0
+
+
+def _selection(layers: Sequence[int]) -> list[int] | bool:
+    """What `output_hidden_states` must be for these; all, in releases that count the selected ones in another way."""
+    return list(layers) if _SELECTS_STATES else True
+
+
+def _of_prompt(states: Tensor, input_ids: Tensor, mask: Tensor | None) -> Tensor:
+    """What a prefill of `input_ids` made of the prompt's own tokens. Args: states: [n, hidden_size]."""
+    if len(states) != input_ids.shape[1]:
+        return states[:0]
+    return states if mask is None or mask.shape != input_ids.shape else states[mask[0].to(states.device) != 0]
 
 
 def _extended(kwargs: dict[str, Any], num_tokens: int) -> dict[str, Any]:

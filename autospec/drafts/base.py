@@ -6,11 +6,12 @@ Contracts (every source runs the same contract tests):
   has a one-hot q, written as None.
 - non-anticipation: whether a token is submitted never depends on that token's own draw, nor on a later one.
 - a session ends with its request; nothing of it reaches the next one.
+- a session sees hidden states of committed tokens only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,6 +35,7 @@ class DraftRequest:
     scores_dtype: dtype  # in which draft probabilities are formed
     is_paired: bool  # draw with the noise that the target will use; otherwise with noise of one's own
     segment: str = "default"
+    target_cache: Callable[[], Any] | None = None  # what the target has cached; to be left as it was found
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Proposal:
     tokens: list[int] = field(default_factory=list)  # [k]
     draft_probs: Tensor | None = None  # [k, vocab_size], float32
     catch_up_seconds: float = 0.0  # spent on tokens committed by other sources; not part of drafting
+    scores: Sequence[float] = ()  # [k], for each token how likely it and all before it are, as the source sees it
 
 
 class DraftSession(Protocol):
@@ -61,11 +64,33 @@ class DraftSession(Protocol):
         """
 
 
+class SeeingSession(DraftSession, Protocol):
+    """A session of a source that has `hidden_layers`."""
+
+    def see(self, hidden_states: Sequence[Tensor]) -> None:
+        """Take in what the target made of the tokens committed since the last call; called after each of its forwards.
+
+        Together with the calls before, these are the states of all committed tokens but the last, whoever drafted them.
+        Keep them and return: this is called in every block, and few of them are followed by `propose`.
+
+        Args:
+            hidden_states: for each of `hidden_layers`, in their order, [n, hidden_size], in the target's dtype. Nothing
+                stands for the tokens of a prompt that the target did not run in one forward.
+
+        Raises:
+            DraftError: as in `propose`.
+        """
+
+
 class DraftSource(Protocol):
     """A kind of draft with its settings; holds no state of any request.
 
     It may also have a method `learn(request: DraftRequest, answer: Sequence[int])`, which is called with the tokens of
     every answer that has ended.
+
+    It may have `hidden_layers`, once attached: indices of those of the target's hidden states (as transformers counts
+    them, 0 is the embedding's output, -1 the last) that its sessions want to see. The target is then asked for these
+    and no others, and the sessions are `SeeingSession`s, started with the request. Try in `attach` whether it has them.
     """
 
     name: str
@@ -79,6 +104,11 @@ class DraftSource(Protocol):
 
     def start(self, request: DraftRequest) -> DraftSession:
         """A session for one request."""
+
+
+def hidden_layers_of(source: DraftSource) -> tuple[int, ...]:
+    """Which hidden states of the target the source's sessions want to see; most want none."""
+    return tuple(getattr(source, "hidden_layers", ()))
 
 
 def with_logits(tokens: Sequence[int], vocab_size: int) -> list[int]:
