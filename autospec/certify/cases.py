@@ -198,6 +198,7 @@ def quick_cases() -> Iterator[Case]:
     yield from _distributions(max_new_tokens=3)
     yield from _block_lengths(vocab_size=2, max_new_tokens=4)
     yield from _stop_rules(max_new_tokens=4)
+    yield from _vocabularies(max_new_tokens=3)
     yield from _processors(max_new_tokens=3)
     yield from _stops(max_new_tokens=3)
     yield from _policies(max_new_tokens=4, vocab_size=2)
@@ -210,6 +211,7 @@ def full_cases() -> Iterator[Case]:
         yield from _block_lengths(vocab_size=vocab_size, max_new_tokens=tokens)
         yield from _policies(max_new_tokens=tokens, vocab_size=vocab_size)
     yield from _stop_rules(max_new_tokens=5)
+    yield from _vocabularies(max_new_tokens=4)
     yield from _processors(max_new_tokens=4)
     yield from _stops(max_new_tokens=4)
     for (name, policy), (stop, options) in product(POLICIES.items(), STOPS.items()):
@@ -293,6 +295,33 @@ def _stop_rules(max_new_tokens: int) -> Iterator[Case]:
             tags={"stop rule": name, "sampling": sampling},
         )
         yield replace(case, sources=partial(_only_assistant, draft, options))
+
+
+VOCABULARIES: dict[str, tuple[int, ...]] = {
+    "in another order": (3, 1, 4, 0, 2),
+    "three of five": (4, 0, 2),
+    "one of five": (1,),
+}
+
+
+def _vocabularies(max_new_tokens: int) -> Iterator[Case]:
+    """Drafts with ids of their own, for some of the target's tokens or for all."""
+    target = SyntheticModel(random_table(15, 5, sharpness=2.0), 5)
+    for (name, ids), processors, sampling in product(VOCABULARIES.items(), ("temperature 0.5", "top-k"), SAMPLING):
+        draft = SyntheticModel(random_table(16, len(ids)), len(ids))
+        draft.config.target_token_ids = list(ids)
+        draft.config.unknown_id = len(ids) - 1
+        case = _case(
+            f"vocabulary: {name}, {processors}, {sampling}",
+            target,
+            draft,
+            policy=lambda: Fixed("assistant", block_length=2),
+            sampling=sampling,
+            max_new_tokens=max_new_tokens,
+            processors=PROCESSORS[processors],
+            tags={"vocabulary": name, "processors": processors, "sampling": sampling},
+        )
+        yield replace(case, sources=partial(_only_assistant, draft, {}))
 
 
 def _processors(max_new_tokens: int) -> Iterator[Case]:

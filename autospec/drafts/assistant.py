@@ -13,18 +13,21 @@ import torch
 
 from autospec.caches import append, context_window, drop_last, new_cache, why_not_draft_cache, why_not_rollback
 from autospec.drafts.base import DraftRequest, Proposal
+from autospec.drafts.subset import subset_vocabulary
+from autospec.drafts.translation import SameIds, Translation
 from autospec.drafts.vocabulary import check_same_vocabulary, shared_ids
 from autospec.errors import ConfigurationError, DraftError
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedModel
-
-_USUAL_BACKLOG = 2  # tokens a draft's cache lacks when it drafted the block before: the bonus token and the last draft
+    from transformers import DynamicCache, PreTrainedModel
 
 
 class Assistant:
     """Drafts with a smaller model.
+
+    A model whose configuration has `target_token_ids` drafts only these of the target's tokens, under ids of its own
+    (`autospec.drafts.subset.SubsetVocabulary`), and needs no tokenizer.
 
     Args:
         model: a causal language model on the target's device. Its dtype may differ: drafts never change the output.
@@ -37,7 +40,8 @@ class Assistant:
     Both rules look at q before a token is drawn from it, never at the token, so that they keep the distribution.
 
     Raises:
-        ConfigurationError: `model` is not a causal language model of transformers, or a setting is out of range.
+        ConfigurationError: `model` is not a causal language model of transformers, its `target_token_ids` are
+            malformed, or a setting is out of range.
 
     Source: Zhang et al. 2024 (SVIP) and Agrawal et al. 2024 (AdaEDL) for stopping by entropy.
     """
@@ -53,37 +57,22 @@ class Assistant:
         min_margin: float | None = None,
         max_entropy: float | None = None,
     ) -> None:
-        if not hasattr(model, "get_output_embeddings") or not hasattr(model, "config"):
-            raise ConfigurationError(
-                f"Assistant({type(model).__name__}): a transformers causal language model is needed"
-            )
-        if not isinstance(greedy, bool):
-            raise ConfigurationError(f"Assistant(greedy={greedy!r}): True or False is needed")
-        for option, value, most in (("min_margin", min_margin, 1.0), ("max_entropy", max_entropy, sys.float_info.max)):
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if value is not None and not (is_number and 0.0 <= value <= most):
-                raise ConfigurationError(
-                    f"Assistant({option}={value!r}): a number from 0 to {most:g}, or None, is needed"
-                )
+        check_settings("Assistant", model, greedy, min_margin, max_entropy)
         self.model = model
         self.greedy = greedy
         self.stop_rule = StopRule(min_margin, max_entropy)
-        self._tokenizer = tokenizer if tokenizer is not None else _tokenizer_of(model)
+        self._subset = subset_vocabulary(model)
+        self._tokenizer = tokenizer if tokenizer is not None or self._subset else _tokenizer_of(model)
         self._num_ids: int | None = None
 
     def attach(self, target: PreTrainedModel, tokenizer: Any | None) -> None:
-        if self.model.config.is_encoder_decoder:
-            raise DraftError(f"{type(self.model).__name__} is an encoder-decoder model and cannot draft")
-        if self.model.device != target.device:
-            raise DraftError(
-                f"the assistant is on {self.model.device}, the target on {target.device}: "
-                f"move it first, assistant.to({str(target.device)!r})"
-            )
-        if why := why_not_draft_cache(new_cache(self.model)):
-            raise DraftError(f"{type(self.model).__name__} cannot draft: {why}")
-        self._check_mode()
-        target_size, draft_size = _vocab_size(target), _vocab_size(self.model)
-        if tokenizer is not None and self._tokenizer is not None:
+        check_can_draft(self.model, target)
+        target_size, draft_size = num_logits(target), num_logits(self.model)
+        is_known = self._tokenizer is not None
+        if self._subset is not None:
+            self._subset.check(target_size, tokenizer, self._tokenizer)
+            is_known = is_known or self._subset.is_named
+        elif tokenizer is not None and self._tokenizer is not None:
             check_same_vocabulary(tokenizer, self._tokenizer)
         elif target_size != draft_size:
             raise DraftError(
@@ -91,7 +80,7 @@ class Assistant:
                 f"{min(target_size, draft_size)} on are unknown to one of them): pass both tokenizers, "
                 "wrap(..., tokenizer=...) and Assistant(..., tokenizer=...), to compare them by text"
             )
-        elif tokenizer is not None:
+        if tokenizer is not None and not is_known:
             warnings.warn(
                 "the assistant's tokenizer is unknown, so its vocabulary is compared by size alone: "
                 "pass Assistant(model, tokenizer=...)",
@@ -100,14 +89,50 @@ class Assistant:
         self._num_ids = shared_ids(tokenizer, self._tokenizer, target_size, draft_size)
 
     def start(self, request: DraftRequest) -> AssistantSession:
-        self._check_mode()
-        num_ids = min(request.vocab_size, _vocab_size(self.model), self._num_ids or sys.maxsize)
+        check_mode(self.model)
+        translation: Translation
+        if self._subset is not None:
+            translation = self._subset.translation.on(request.device, request.vocab_size)
+        else:
+            translation = SameIds(min(request.vocab_size, num_logits(self.model), self._num_ids or sys.maxsize))
         is_greedy = self.greedy or not request.do_sample
-        return AssistantSession(self.model, request, num_ids, self.stop_rule, is_greedy=is_greedy)
+        return AssistantSession(self.model, request, translation, self.stop_rule, is_greedy=is_greedy)
 
-    def _check_mode(self) -> None:
-        if self.model.training:
-            raise DraftError("the assistant is in training mode, where dropout draws random numbers: assistant.eval()")
+
+def check_settings(kind: str, model: Any, greedy: Any, min_margin: Any, max_entropy: Any) -> None:
+    """Of a draft model and when it stops. Args: kind: the class that takes them.
+
+    Raises:
+        ConfigurationError: `model` is not a causal language model of transformers, or a setting is out of range.
+    """
+    if not hasattr(model, "get_output_embeddings") or not hasattr(model, "config"):
+        raise ConfigurationError(f"{kind}({type(model).__name__}): a transformers causal language model is needed")
+    if not isinstance(greedy, bool):
+        raise ConfigurationError(f"{kind}(greedy={greedy!r}): True or False is needed")
+    for option, value, most in (("min_margin", min_margin, 1.0), ("max_entropy", max_entropy, sys.float_info.max)):
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value is not None and not (is_number and 0.0 <= value <= most):
+            raise ConfigurationError(f"{kind}({option}={value!r}): a number from 0 to {most:g}, or None, is needed")
+
+
+def check_can_draft(model: PreTrainedModel, target: PreTrainedModel) -> None:
+    """Raises: DraftError: the model cannot draft token by token beside the target."""
+    if model.config.is_encoder_decoder:
+        raise DraftError(f"{type(model).__name__} is an encoder-decoder model and cannot draft")
+    if model.device != target.device:
+        raise DraftError(
+            f"the assistant is on {model.device}, the target on {target.device}: "
+            f"move it first, assistant.to({str(target.device)!r})"
+        )
+    if why := why_not_draft_cache(new_cache(model)):
+        raise DraftError(f"{type(model).__name__} cannot draft: {why}")
+    check_mode(model)
+
+
+def check_mode(model: PreTrainedModel) -> None:
+    """Raises: DraftError: dropout is on."""
+    if model.training:
+        raise DraftError("the assistant is in training mode, where dropout draws random numbers: assistant.eval()")
 
 
 class StopRule(NamedTuple):
@@ -126,33 +151,43 @@ class StopRule(NamedTuple):
 
 
 class AssistantSession:
-    """The assistant's cache for one request, always holding a prefix of the committed tokens plus its own drafts."""
+    """The assistant's cache for one request, always holding a prefix of the committed text plus its own drafts."""
 
     def __init__(
-        self, model: PreTrainedModel, request: DraftRequest, num_ids: int, stop_rule: StopRule, *, is_greedy: bool
+        self,
+        model: PreTrainedModel,
+        request: DraftRequest,
+        translation: Translation,
+        stop_rule: StopRule,
+        *,
+        is_greedy: bool,
     ) -> None:
         self._model = model
         self._stop_rule = stop_rule
         self._request = request
-        self._num_ids = num_ids
+        self._translation = translation
+        self._reading = translation.reading()
         self._num_known = int(model.get_input_embeddings().weight.shape[0])
         self._window = context_window(model)
         self._is_greedy = is_greedy
         self._cache = new_cache(model)
-        self._cached: list[int] = []  # tokens in the cache
+        self._cached: list[int] = []  # ids of the draft in the cache
         self._failure: DraftError | None = None  # of the last block, after tokens were drawn
-        self._num_agreed = 0  # of those, known to be committed
+        self._num_agreed = 0  # of those in the cache, known to stay
 
     @torch.no_grad()
     def propose(self, committed: Sequence[int], block_length: int) -> Proposal:
-        if self._window is not None and len(committed) + block_length > self._window:
-            raise DraftError(f"the text no longer fits the assistant's context window of {self._window} tokens")
+        text = self._reading.read(committed)
+        if self._window is not None and len(text) + block_length > self._window:
+            raise self._no_room()
         if self._failure is not None:
             raise self._failure
-        self._roll_back(committed)
-        catch_up_seconds = self._catch_up(committed)
+        if not text:
+            return Proposal()  # nothing that the draft can read
+        self._roll_back(text)
+        catch_up_seconds = self._catch_up(text)
         randomness = self._request.randomness.fork() if self._request.is_paired else self._request.randomness
-        backlog = list(committed[len(self._cached) :])
+        backlog = list(text[len(self._cached) :])
         prefix = torch.tensor([list(committed)], device=self._request.device)
         tokens: list[int] = []
         probs: list[Tensor] = []
@@ -175,34 +210,46 @@ class AssistantSession:
                 token = randomness.categorical(draft_probs)
                 probs.append(draft_probs)
             tokens.append(token)
-            backlog = [token]
+            backlog = self._translation.read(token)
+            if not backlog:
+                break  # a token that processors forced, and that the draft cannot read
             prefix = torch.cat([prefix, prefix.new_tensor([[token]])], dim=-1)
         is_drawn = bool(probs) and not self._request.is_paired
         return Proposal(tokens, torch.stack(probs) if is_drawn else None, catch_up_seconds)
 
-    def _roll_back(self, committed: Sequence[int]) -> None:
+    def lend(self, cache: DynamicCache, tokens: Sequence[int]) -> None:
+        """Use a cache of others in the next proposal. Args: tokens: what it holds."""
+        self._cache, self._cached, self._num_agreed = cache, list(tokens), len(tokens)
+
+    def take_back(self) -> None:
+        """Forget a cache that was lent."""
+        self._cache, self._cached, self._num_agreed = new_cache(self._model), [], 0
+
+    def _roll_back(self, text: Sequence[int]) -> None:
         agreed = self._num_agreed
-        while agreed < min(len(self._cached), len(committed)) and self._cached[agreed] == committed[agreed]:
+        while agreed < min(len(self._cached), len(text)) and self._cached[agreed] == text[agreed]:
             agreed += 1
-        agreed = min(agreed, len(committed) - 1)  # the last committed token is always run, for its logits
+        agreed = min(agreed, len(text) - 1)  # the last id of the text is always run, for its logits
         if self._cached:  # once per proposal, also for nothing: layers that forget are trimmed by it, and only then
             drop_last(self._cache, len(self._cached) - agreed)
             del self._cached[agreed:]
-        self._num_agreed = agreed
+        self._num_agreed = min(agreed, self._reading.num_settled)
 
-    def _catch_up(self, committed: Sequence[int]) -> float:
+    def _catch_up(self, text: Sequence[int]) -> float:
         """Run what other sources committed meanwhile, so that drafting costs what it always costs."""
-        if len(committed) - len(self._cached) <= _USUAL_BACKLOG:
+        if len(text) - len(self._cached) <= self._translation.usual_backlog:
             return 0.0
         started = time.perf_counter()
-        self._forward(list(committed[len(self._cached) : -1]))
-        self._num_agreed = len(self._cached)
+        self._forward(list(text[len(self._cached) : -1]))
+        self._num_agreed = min(len(self._cached), self._reading.num_settled)
         return time.perf_counter() - started
 
     def _forward(self, tokens: list[int]) -> Tensor:
         """Append tokens to the cache. Returns: logits of the last one, [1, draft_vocab_size]."""
         if max(tokens) >= self._num_known:
             raise DraftError(f"token id {max(tokens)} of the text is unknown to the assistant")
+        if self._window is not None and len(self._cached) + len(tokens) > self._window:
+            raise self._no_room()
         is_first = not self._cached
         logits, self._cache = append(self._model, torch.tensor([tokens], device=self._request.device), self._cache)
         if is_first and (why := why_not_rollback(self._cache)):
@@ -210,17 +257,20 @@ class AssistantSession:
         self._cached.extend(tokens)
         return logits.to(self._request.scores_dtype)
 
+    def _no_room(self) -> DraftError:
+        return DraftError(f"the text no longer fits the assistant's context window of {self._window} tokens")
+
     def _scores(self, prefix: Tensor, logits: Tensor) -> Tensor:
         """The draft's processed scores over the target's vocabulary. Args: prefix: [1, n]; logits: [1, draft_vocab]."""
         if not torch.isfinite(logits.amax()):
             raise DraftError("the assistant's logits are not finite (a half-precision overflow?)")
-        scores = logits.new_full((1, self._request.vocab_size), -torch.inf)
-        scores[:, : self._num_ids] = logits[:, : self._num_ids]
+        scores = self._translation.write(logits, self._request.vocab_size)
         processed: Tensor = self._request.processors(prefix, scores)
         return processed
 
 
-def _vocab_size(model: PreTrainedModel) -> int:
+def num_logits(model: PreTrainedModel) -> int:
+    """How many ids it has logits for."""
     return int(model.get_output_embeddings().weight.shape[0])
 
 
