@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch
 from tqdm import tqdm
 
-from autospec.data import DemoPrompt
+from autospec.data import DemoPrompt, encode, interleaved
 from autospec.decoding.ties import examine, first_difference
 from autospec.errors import AutospecError
 from autospec.speculator import Speculator, wrap
@@ -126,24 +125,6 @@ def _compare(
         logit_gap=difference.logit_gap if difference else None,
         is_tie=difference.is_tie if difference else None,
     )
-
-
-def encode(tokenizer: Any, prompt: DemoPrompt, model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """A prompt as the model's chat template wants it: `input_ids` and `attention_mask`, [1, n]."""
-    messages = [dict(message) for message in prompt.messages]
-    encoded = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    ).to(model.device)
-    return {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
-
-
-def interleaved(prompts: Sequence[DemoPrompt]) -> Iterator[DemoPrompt]:
-    """One of each segment in turn, so that a run cut short has seen them all."""
-    by_segment: dict[str, list[DemoPrompt]] = {}
-    for prompt in prompts:
-        by_segment.setdefault(prompt.segment, []).append(prompt)
-    for turn in zip_longest(*by_segment.values()):
-        yield from (prompt for prompt in turn if prompt is not None)
 
 
 def _warm_up(model: PreTrainedModel, tokenizer: Any, prompt: DemoPrompt) -> None:

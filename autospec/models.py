@@ -1,6 +1,7 @@
 """Where models come from: the demonstration model, a folder, or a hub id. Weights are read from safetensors alone."""
 
 import os
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -10,11 +11,19 @@ from autospec.fetching import SOURCES, cache_folder, fetch, one_line, quiet_tran
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["DTYPES", "DType", "cache_folder", "fetch", "load", "resolve"]
+__all__ = ["DTYPES", "PACKAGED", "DType", "cache_folder", "fetch", "load", "load_model", "resolve"]
 
 DType = Literal["auto", "bfloat16", "float32", "float16"]
 
 DTYPES = ("auto", "bfloat16", "float32", "float16")
+
+PACKAGED = ("smollm2-135m-assistant",)
+"""Models that come with autospec: an assistant for the demonstration model, without a tokenizer of its own."""
+
+
+def known() -> list[str]:
+    """The short names that `resolve` knows."""
+    return sorted([*SOURCES, *PACKAGED])
 
 
 def resolve(target: str) -> str:
@@ -30,9 +39,11 @@ def resolve(target: str) -> str:
         ModelError: `target` looks like a path and is not a folder, or the known model cannot be fetched.
     """
     if not target.strip():
-        raise ModelError(f"no model given: name a folder, a hub id, or one of {', '.join(sorted(SOURCES))}")
+        raise ModelError(f"no model given: name a folder, a hub id, or one of {', '.join(known())}")
     if target in SOURCES:
         return str(fetch(target))
+    if target in PACKAGED:
+        return str(files("autospec.data").joinpath(target))
     path = Path(os.path.expanduser(target))
     if path.is_dir():
         return str(path)
@@ -61,16 +72,35 @@ def load(
         ConfigurationError: `dtype` is unknown.
         ModelError: anything else that kept the model from loading, in one line.
     """
+    model = load_model(target, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+
+    from transformers import AutoTokenizer
+
+    try:
+        with quiet_transformers():
+            tokenizer = AutoTokenizer.from_pretrained(resolve(target), trust_remote_code=trust_remote_code)
+    except Exception as error:  # transformers and tokenizers raise many kinds
+        raise ModelError(f"cannot load the tokenizer of {target!r}: {one_line(error)}") from error
+    return model, tokenizer
+
+
+def load_model(
+    target: str, *, dtype: DType = "auto", device: str | None = None, trust_remote_code: bool = False
+) -> "PreTrainedModel":
+    """Load a model alone, as `load` does: for an assistant that has no tokenizer of its own.
+
+    Raises:
+        ConfigurationError, ModelError: as for `load`.
+    """
     if dtype not in DTYPES:
         raise ConfigurationError(f"unknown dtype {dtype!r}: one of {', '.join(DTYPES)}")
     place = resolve(target)
     _refuse_unreadable(place)
 
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     try:
         with quiet_transformers():
-            tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
             model = AutoModelForCausalLM.from_pretrained(
                 place, dtype=dtype, use_safetensors=True, trust_remote_code=trust_remote_code
             )
@@ -79,7 +109,8 @@ def load(
     except Exception as error:  # transformers, safetensors and torch raise many kinds
         raise ModelError(f"cannot load {target!r}: {one_line(error)}") from error
     model.eval()
-    return model, tokenizer
+    loaded: PreTrainedModel = model
+    return loaded
 
 
 def _refuse_unreadable(place: str) -> None:

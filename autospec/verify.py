@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autospec.caches import CACHE_KEYWORD, append, decoding_cache, stop_recording
-from autospec.data import DemoPrompt
+from autospec.data import DemoPrompt, encode
 from autospec.decoding.ties import Difference, examine
-from autospec.demo import encode
 from autospec.drafts.base import DraftSource
 from autospec.drafts.registry import make_sources
 from autospec.policies.base import Policy

@@ -61,6 +61,8 @@ class TestHelp:
             ["corpus"],
             ["corpus", "add"],
             ["demo"],
+            ["drafts"],
+            ["drafts", "bench"],
             ["report"],
             ["models"],
             ["models", "fetch"],

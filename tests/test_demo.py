@@ -18,9 +18,9 @@ import torch
 
 import autospec
 from autospec import models
-from autospec.data import DemoPrompt, load_prompts
+from autospec.data import DemoPrompt, encode, interleaved, load_prompts
 from autospec.decoding.ties import examine
-from autospec.demo import encode, interleaved, run_demo
+from autospec.demo import run_demo
 from autospec.drafts import Assistant
 from autospec.drafts.early_exit import first_layers_of
 from autospec.telemetry.report import build_report

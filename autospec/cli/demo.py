@@ -8,13 +8,18 @@ from typing import Any
 
 import click
 
-from autospec.cli.loading import HalfOrFull, load_models
+from autospec.cli.loading import HalfOrFull, assistant_for, load_models
 from autospec.cli.report import load_report, print_report
 
 
 @click.command(name="demo")
 @click.option("--target", default="smollm2-135m", show_default=True, show_envvar=True, help="Model folder or hub id.")
-@click.option("--assistant", default=None, show_envvar=True, help="A smaller model with the same tokenizer, to draft.")
+@click.option(
+    "--assistant",
+    default=None,
+    show_envvar=True,
+    help="A smaller model to draft; `none` for retrieval alone. The demonstration model has its own.",
+)
 @click.option(
     "--policy", default="auto", show_default=True, show_envvar=True, help="auto, off, or fixed:SOURCE:LENGTH."
 )
@@ -85,6 +90,7 @@ def command(
         chosen = _first_of_each_segment(chosen, limit)
     # what cannot be used is better known before minutes of work than after them
     Store(store).close()
+    assistant = assistant_for(target, assistant)
     names = ["ngram", *(["assistant"] if assistant is not None else [])]
     make_policy(policy, names, _no_costs)
     _check_writable(html)

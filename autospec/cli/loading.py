@@ -1,12 +1,21 @@
-"""What commands that decode have in common: the models they load."""
+"""What commands that decode have in common: the models they load, and the sources they draft with."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import click
 
 HalfOrFull = Literal["bfloat16", "float32", "float16"]
+
+ASSISTANTS = {"smollm2-135m": "smollm2-135m-assistant"}
+"""The assistant that comes with autospec, by the target it was made for."""
+
+
+def assistant_for(target: str, assistant: str | None) -> str | None:
+    """The one named, that which comes with autospec for the target, or None; `none` is none."""
+    return ASSISTANTS.get(target) if assistant is None else None if assistant == "none" else assistant
 
 
 def load_models(target: str, assistant: str | None, dtype: HalfOrFull) -> tuple[Any, Any, list[Any]]:
@@ -17,9 +26,31 @@ def load_models(target: str, assistant: str | None, dtype: HalfOrFull) -> tuple[
     model, tokenizer = models.load(target, dtype=dtype)
     drafts: list[Any] = ["ngram"]
     if assistant is not None:
-        from autospec.drafts import Assistant
-
-        click.echo(f"loading {assistant} ...", err=True)
-        small_model, small_tokenizer = models.load(assistant, dtype=dtype)
-        drafts.append(Assistant(small_model, tokenizer=small_tokenizer))
+        drafts.append(load_assistant(assistant, dtype))
     return model, tokenizer, drafts
+
+
+def load_assistant(name: str, dtype: HalfOrFull) -> Any:
+    """A smaller model to draft with; its tokenizer is its own, or the target's where it comes without."""
+    from autospec import models
+    from autospec.drafts import Assistant
+
+    click.echo(f"loading {name} ...", err=True)
+    place = models.resolve(name)
+    if Path(place).is_dir() and not (Path(place) / "tokenizer_config.json").is_file():
+        return Assistant(models.load_model(name, dtype=dtype))
+    model, tokenizer = models.load(name, dtype=dtype)
+    return Assistant(model, tokenizer=tokenizer)
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """Block lengths as a user writes them, `1,2,4`."""
+    try:
+        lengths = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        lengths = ()
+    if not lengths or min(lengths) < 1:
+        raise click.BadParameter(
+            f"{text!r}: whole numbers of at least 1, separated by commas", param_hint="--block-lengths"
+        )
+    return lengths

@@ -16,6 +16,7 @@ _COMMANDS = {
     "certify": "autospec.cli.certify",
     "corpus": "autospec.cli.corpus",
     "demo": "autospec.cli.demo",
+    "drafts": "autospec.cli.drafts",
     "models": "autospec.cli.models",
     "report": "autospec.cli.report",
     "verify": "autospec.cli.verify",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from autospec.cli.loading import HalfOrFull, load_models
+from autospec.cli.loading import HalfOrFull, load_models, parse_lengths
 
 
 @click.command(name="verify")
@@ -62,7 +62,7 @@ def command(
     from autospec.data import load_prompts
     from autospec.verify import verify_greedy
 
-    lengths = _parse_lengths(block_lengths)
+    lengths = parse_lengths(block_lengths)
     chosen = load_prompts(prompts)[:limit]
     model, tokenizer, drafts = load_models(target, assistant, dtype)
     found = verify_greedy(model, tokenizer, chosen, drafts=drafts, block_lengths=lengths, max_new_tokens=new_tokens)
@@ -99,15 +99,3 @@ def command(
             f"{counts['different']} different"
         )
     sys.exit(1 if counts["different"] else 0)
-
-
-def _parse_lengths(text: str) -> tuple[int, ...]:
-    try:
-        lengths = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        lengths = ()
-    if not lengths or min(lengths) < 1:
-        raise click.BadParameter(
-            f"{text!r}: whole numbers of at least 1, separated by commas", param_hint="--block-lengths"
-        )
-    return lengths

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autospec.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
 
 PACKAGED_FILE = "demo_prompts.jsonl"
 DEFAULT_SEGMENT = "default"
@@ -53,6 +58,24 @@ def load_prompts(path: str | Path | None = None) -> list[DemoPrompt]:
             f"{source}: cannot read the prompt file ({reason}); expected the path of a JSON Lines file"
         ) from error
     return _parse_file(content, str(source))
+
+
+def encode(tokenizer: Any, prompt: DemoPrompt, model: PreTrainedModel) -> dict[str, Tensor]:
+    """A prompt as the model's chat template wants it: `input_ids` and `attention_mask`, [1, n]."""
+    messages = [dict(message) for message in prompt.messages]
+    encoded = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    ).to(model.device)
+    return {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
+
+
+def interleaved(prompts: Sequence[DemoPrompt]) -> Iterator[DemoPrompt]:
+    """One of each segment in turn, so that a run cut short has seen them all."""
+    by_segment: dict[str, list[DemoPrompt]] = {}
+    for prompt in prompts:
+        by_segment.setdefault(prompt.segment, []).append(prompt)
+    for turn in zip_longest(*by_segment.values()):
+        yield from (prompt for prompt in turn if prompt is not None)
 
 
 def _parse_file(content: bytes, name: str) -> list[DemoPrompt]:

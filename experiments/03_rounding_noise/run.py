@@ -20,9 +20,8 @@ from tqdm import tqdm
 
 from autospec import models
 from autospec.caches import append, new_cache
-from autospec.data import load_prompts
+from autospec.data import encode, load_prompts
 from autospec.decoding.ties import tolerance
-from autospec.demo import encode
 from autospec.deployment import describe_deployment
 
 DTYPES = ("float32", "bfloat16")

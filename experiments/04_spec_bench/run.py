@@ -25,8 +25,7 @@ import transformers
 from tqdm import tqdm
 
 from autospec import models
-from autospec.data import DemoPrompt
-from autospec.demo import interleaved
+from autospec.data import DemoPrompt, interleaved
 from autospec.deployment import describe_deployment
 from autospec.drafts import Assistant
 from autospec.drafts.early_exit import first_layers_of

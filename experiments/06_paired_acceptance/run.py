@@ -26,8 +26,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogit
 
 from autospec import models, wrap
 from autospec.caches import append, new_cache
-from autospec.data import DemoPrompt, load_prompts
-from autospec.demo import encode, interleaved
+from autospec.data import DemoPrompt, encode, interleaved, load_prompts
 from autospec.deployment import describe_deployment
 from autospec.drafts import Assistant
 from autospec.drafts.early_exit import first_layers_of
