@@ -79,6 +79,36 @@ def new_cache(model: PreTrainedModel) -> DynamicCache:
     return cache
 
 
+def first_layers_of_cache(cache: Any, num_layers: int, num_tokens: int) -> DynamicCache | None:
+    """The first layers of a cache as one of their own: what is appended to it and dropped again passes through both.
+
+    Args:
+        cache: of the whole model.
+        num_layers: how many.
+        num_tokens: what they must hold.
+
+    Returns:
+        None where they hold something else, or are not plain ones that keep everything.
+    """
+    if not isinstance(cache, DynamicCache):
+        return None
+    layers = cache.layers[:num_layers]
+    if len(layers) < num_layers or any(type(layer) is not DynamicLayer for layer in layers):
+        return None
+    if any(layer.get_seq_length() != num_tokens for layer in layers):
+        return None
+    view = DynamicCache()
+    view.layers = layers
+    return view
+
+
+def cut_back(cache: DynamicCache, num_tokens: int) -> None:
+    """Leave the first tokens only, also where a forward failed between two layers."""
+    for layer in cache.layers:
+        if (excess := layer.get_seq_length() - num_tokens) > 0:
+            layer.crop(-excess)
+
+
 def append(model: PreTrainedModel, tokens: Tensor, cache: Any, *, logits_kept: int = 1) -> tuple[Tensor, Any]:
     """Run tokens after what `cache` holds.
 

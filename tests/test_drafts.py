@@ -11,7 +11,7 @@ import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
 import autospec
-from autospec.drafts import Assistant, DraftRequest, NGram, Suffix, make_sources, registry
+from autospec.drafts import Assistant, Blend, DraftRequest, EarlyExit, NGram, Suffix, make_sources, registry
 from autospec.errors import ConfigurationError, DraftError
 from autospec.randomness import TorchRandomness
 
@@ -42,7 +42,17 @@ def target() -> Any:
     return tiny.llama()
 
 
-SOURCES = ["ngram", "ngram-frequent", "suffix", "assistant", "assistant-greedy", "assistant-stops"]
+SOURCES = [
+    "ngram",
+    "ngram-frequent",
+    "suffix",
+    "assistant",
+    "assistant-greedy",
+    "assistant-stops",
+    "early_exit",
+    "blend",
+]
+RETRIEVAL = ("ngram", "suffix")
 
 
 @pytest.fixture(params=SOURCES)
@@ -54,6 +64,8 @@ def source(request: pytest.FixtureRequest, target: Any) -> Any:
         "assistant": lambda: Assistant(tiny.near_copy(target)),
         "assistant-stops": lambda: Assistant(tiny.near_copy(target), max_entropy=3.9, min_margin=0.001),
         "assistant-greedy": lambda: Assistant(tiny.near_copy(target), greedy=True),
+        "early_exit": lambda: EarlyExit(1),
+        "blend": lambda: Blend(Assistant(tiny.near_copy(target)), [Suffix(min_match=1)]),
     }[request.param]()
     made.attach(target, None)
     return made
@@ -80,8 +92,10 @@ class TestContract:
             torch.manual_seed(len(committed))
             proposal = session.propose(committed, 4)
             torch.manual_seed(len(committed))
-            fresh = source.start(request(do_sample)).propose(committed, 4)
-            assert proposal.tokens == fresh.tokens
+            # a blend also goes by how its parts fared: each part follows the prefix, which of them drafts may differ
+            parts = [*source.retrieval, source.model_draft] if source.name == "blend" else [source]
+            fresh = [part.start(request(do_sample)).propose(committed, 4).tokens for part in parts]
+            assert proposal.tokens in fresh
             kept = int(torch.randint(0, len(proposal.tokens) + 1, (), generator=generator))
             others = torch.randint(
                 1, tiny.VOCAB, (int(torch.randint(1, 4, (), generator=generator)),), generator=generator
@@ -96,7 +110,7 @@ class TestContract:
         torch.manual_seed(0)
         alone = source.start(request(do_sample)).propose(second, 4).tokens
         assert after == alone
-        if source.name in ("ngram", "suffix"):
+        if source.name in RETRIEVAL:
             assert set(after) <= set(second)
 
     def test_paired_drafts_do_not_use_up_the_targets_noise(self, source: Any, do_sample: bool) -> None:
@@ -104,13 +118,25 @@ class TestContract:
         source.start(request(do_sample)).propose(tiny.prompt(20)[0].tolist(), 4)
         assert torch.equal(torch.get_rng_state(), before)
 
+    def test_catching_up_is_told_from_drafting(self, source: Any, do_sample: bool) -> None:
+        """What others committed meanwhile is no price of this block."""
+        session = source.start(request(do_sample))
+        committed = tiny.prompt(20)[0].tolist()
+        first = session.propose(committed, 2)
+        usual = session.propose([*committed, *first.tokens[:1], 5], 2)
+        late = session.propose([*committed, *first.tokens[:1], 5, *range(1, 12)], 2)
+        if source.name in RETRIEVAL:
+            assert usual.catch_up_seconds == late.catch_up_seconds == 0.0
+        elif source.name != "blend":  # where retrieval may have drafted before
+            assert usual.catch_up_seconds == 0.0 < late.catch_up_seconds
+
     def test_q_is_what_was_drawn_from(self, source: Any, do_sample: bool) -> None:
         """One-hot, or rows that sum to one over the tokens the draft could draw."""
         proposal = source.start(
             request(do_sample, is_paired=False, processors=[TemperatureLogitsWarper(0.7), TopKLogitsWarper(4)])
         ).propose(tiny.prompt(20)[0].tolist(), 5)
         if proposal.draft_probs is None:
-            assert not do_sample or source.name in ("ngram", "suffix") or source.greedy
+            assert not do_sample or source.name in (*RETRIEVAL, "blend") or source.greedy
             return
         assert proposal.draft_probs.shape == (5, tiny.VOCAB)
         torch.testing.assert_close(proposal.draft_probs.sum(dim=-1), torch.ones(5))
@@ -137,13 +163,17 @@ class TestNGram:
             ([1, 2, 3, 9, 1, 2, 4, 9, 1, 2], 1, [4]),  # the newest match
             ([7, 1, 2, 5, 8, 1, 2, 6, 7, 1, 2], 1, [5]),  # the longest match, though older
             ([1, 2, 1, 2], 5, [1, 2, 1, 2, 1]),  # a match that runs into the end goes on into its own draft
-            ([4, 4], 3, []),  # one token is not enough to match by default
+            ([4, 4], 3, [4, 4, 4]),  # one token is enough to match by default
             ([1, 2, 3], 4, []),
             ([5], 4, []),
         ],
     )
     def test_proposals(self, committed: list[int], length: int, expected: list[int]) -> None:
         assert NGram().start(request()).propose(committed, length).tokens == expected
+
+    def test_short_matches_can_be_left_alone(self) -> None:
+        assert NGram(min_ngram=2).start(request()).propose([4, 4], 3).tokens == []
+        assert NGram(min_ngram=2).start(request()).propose([4, 5, 4, 5], 2).tokens == [4, 5]
 
     @pytest.mark.parametrize(
         ("committed", "newest", "frequent"),

@@ -13,8 +13,9 @@ from test_drafts import request
 from test_families import EXPERTS, FAMILIES, make
 
 import autospec
-from autospec.drafts import EarlyExit
+from autospec.drafts import EarlyExit, exit_choice
 from autospec.drafts.early_exit import first_layers_of
+from autospec.drafts.exit_choice import goodput
 from autospec.errors import ConfigurationError, DraftError
 
 pytestmark = pytest.mark.compat
@@ -79,6 +80,87 @@ def test_a_failing_draft_leaves_the_target_as_it_is(target: Any) -> None:
         with pytest.warns(UserWarning, match="early_exit switched off: ZeroDivisionError"):
             assert torch.equal(target.generate(ids, max_new_tokens=8, do_sample=False), plain)
     assert torch.equal(target.generate(ids, max_new_tokens=8, do_sample=False), plain)
+
+
+def test_a_draft_that_fails_between_two_layers_leaves_the_targets_cache_whole(target: Any) -> None:
+    ids = tiny.prompt(20)
+    plain = target.generate(ids, max_new_tokens=12, do_sample=False)
+    with autospec.wrap(target, drafts=[source := EarlyExit(3)], policy="fixed:early_exit:3"):
+        assert source._assistant is not None
+        layers = source._assistant.model.model.layers
+        broken = copy.copy(layers[1])
+        broken.forward = lambda *args, **kwargs: 1 / 0
+        layers[1] = broken
+        with pytest.warns(UserWarning, match="early_exit switched off: ZeroDivisionError"):
+            assert torch.equal(target.generate(ids, max_new_tokens=12, do_sample=False), plain)
+
+
+def draft_forwards(source: EarlyExit, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens of each forward of the draft."""
+    assert source._assistant is not None
+    model, widths = source._assistant.model, []
+    forward = type(model).forward
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self is model:
+            widths.append(kwargs["input_ids"].shape[1])
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(model), "forward", counted)
+    return widths
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_the_targets_cache_is_used(target: Any, do_sample: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No token is run through the first layers that the target has run through them already."""
+    ids = tiny.prompt(20)
+    with autospec.wrap(target, drafts=[source := EarlyExit(2)], policy="fixed:early_exit:3") as speculator:
+        widths = draft_forwards(source, monkeypatch)
+        target.generate(ids, max_new_tokens=20, do_sample=do_sample)
+        assert speculator.last_request is not None
+        assert set(widths) == {1}
+        assert len(widths) == speculator.last_request.num_draft_tokens
+
+
+@pytest.mark.parametrize("kind", ["sliding window", "padded prompt"])
+def test_otherwise_it_has_a_cache_of_its_own(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny.mistral() if kind == "sliding window" else tiny.llama()
+    ids = tiny.prompt(20)
+    mask = torch.ones_like(ids)
+    if kind == "padded prompt":
+        mask[0, :4] = 0
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    plain = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+    with autospec.wrap(model, drafts=[source := EarlyExit(1)], policy="fixed:early_exit:3") as speculator:
+        widths = draft_forwards(source, monkeypatch)
+        assert torch.equal(model.generate(**inputs, max_new_tokens=12, do_sample=False), plain)
+        assert speculator.last_request is not None
+        assert speculator.last_request.num_judged_tokens > 0
+    assert widths[0] > 1
+
+
+class TestChoice:
+    """How many layers, when nobody says."""
+
+    def test_layers_that_change_nothing_are_left_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(exit_choice, "_step_seconds", lambda model, _: model.config.num_hidden_layers)
+        model = tiny.llama(num_hidden_layers=8)
+        with torch.no_grad():
+            model.model.layers[1].mlp.down_proj.weight.mul_(100.0)  # without this one nothing is right
+            for layer in model.model.layers[2:]:  # what they add is nothing
+                layer.self_attn.o_proj.weight.zero_()
+                layer.mlp.down_proj.weight.zero_()
+        with autospec.wrap(model, drafts=[source := EarlyExit()], policy="off"):
+            assert source.num_layers == 2
+
+    def test_a_draft_that_agrees_is_worth_its_time(self) -> None:
+        assert goodput(0.0, 0.1) == pytest.approx(1 / 1.1)
+        assert goodput(1.0, 0.1) == pytest.approx(9 / 1.8)
+        assert goodput(0.5, 1.0) < 1 < goodput(0.8, 0.1)
+
+    def test_one_layer_cannot_be_split(self) -> None:
+        with pytest.raises(DraftError, match="has 1 layer, and fewer are needed"):
+            autospec.wrap(tiny.llama(num_hidden_layers=1), drafts=[EarlyExit()], policy="off")
 
 
 def test_one_thread_drafts_while_another_decodes_plainly(target: Any) -> None:

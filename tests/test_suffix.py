@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,38 @@ class TestPool:
         else:
             np.savez(path, **{**whole, "texts": np.asarray([{}], dtype=object)})
         with pytest.raises(DraftError, match=r"pool\.npz: "):
-            Suffix(path)
+            SuffixPool.load(path)
+        if not path.is_file():
+            with pytest.raises(DraftError, match=r"pool\.npz: "):
+                Suffix(path)
+            return
+        with pytest.warns(UserWarning, match=r"suffix will not draft: .*pool\.npz: "):
+            source = Suffix(path)
+        target = tiny.llama()
+        plain = target.generate(tiny.prompt(20), max_new_tokens=8, do_sample=False)
+        with autospec.wrap(target, drafts=["ngram", source], policy="fixed:suffix:3") as speculator:
+            with pytest.warns(UserWarning, match="suffix switched off: "):
+                assert torch.equal(target.generate(tiny.prompt(20), max_new_tokens=8, do_sample=False), plain)
+            assert speculator.last_request is not None
+            assert str(path) in (speculator.last_request.notes or "")
+
+    def test_a_large_pool_is_sorted_beside_the_requests(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("autospec.drafts.pool._SMALL", 30)
+        builders: list[str] = []
+        build = SuffixPool.build
+
+        def seen(self: SuffixPool) -> None:
+            builders.append(threading.current_thread().name)
+            build(self)
+
+        monkeypatch.setattr(SuffixPool, "build", seen)
+        pool = SuffixPool()
+        pool.add(range(20))
+        pool.add(range(20, 60))
+        while any(thread.name == "autospec-pool" for thread in threading.enumerate()):
+            time.sleep(0.001)
+        assert builders == ["MainThread", "autospec-pool"]
+        assert pool.index.longest_match([7, 25, 26], 2)[0] == 2
 
 
 class TestSuffix:

@@ -8,7 +8,10 @@ if TYPE_CHECKING:
     from autospec.drafts.base import DraftSession as DraftSession
     from autospec.drafts.base import DraftSource as DraftSource
     from autospec.drafts.base import Proposal as Proposal
+    from autospec.drafts.blend import Blend as Blend
+    from autospec.drafts.cross_tokenizer import CrossTokenizer as CrossTokenizer
     from autospec.drafts.early_exit import EarlyExit as EarlyExit
+    from autospec.drafts.heads import Heads as Heads
     from autospec.drafts.ngram import NGram as NGram
     from autospec.drafts.pool import SuffixPool as SuffixPool
     from autospec.drafts.registry import make_sources as make_sources
@@ -16,10 +19,13 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Assistant": "assistant",
+    "CrossTokenizer": "cross_tokenizer",
+    "Blend": "blend",
     "DraftRequest": "base",
     "DraftSession": "base",
     "DraftSource": "base",
     "EarlyExit": "early_exit",
+    "Heads": "heads",
     "NGram": "ngram",
     "Proposal": "base",
     "Suffix": "suffix",
@@ -29,10 +35,13 @@ _HOME = {
 
 __all__ = [
     "Assistant",
+    "Blend",
+    "CrossTokenizer",
     "DraftRequest",
     "DraftSession",
     "DraftSource",
     "EarlyExit",
+    "Heads",
     "NGram",
     "Proposal",
     "Suffix",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from autospec.caches import append, new_cache
+from autospec.caches import append, cut_back, first_layers_of_cache, new_cache
 from autospec.drafts.assistant import Assistant, AssistantSession
-from autospec.drafts.base import DraftRequest
+from autospec.drafts.base import DraftRequest, DraftSession, Proposal
 from autospec.errors import ConfigurationError, DraftError
 
 if TYPE_CHECKING:
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
 class EarlyExit:
     """Drafts with the first layers of the target.
 
-    The weights are the target's own, shared and never changed; the cache is the draft's own, so that the prompt is run
-    through these layers once more.
+    The weights are the target's own, shared and never changed. So is the cache where the target's layers keep all
+    tokens: what was verified is there already, and drafts are taken out again. Elsewhere the draft has its own, so that
+    the prompt is run through these layers once more.
 
     Args:
-        num_layers: how many, at least 1 and fewer than the target has.
+        num_layers: how many, at least 1 and fewer than the target has; None: chosen when the model is wrapped, by what
+            the first layers agree to and take on text that the target writes (`autospec.drafts.exit_choice`).
         greedy, min_margin, max_entropy: as for `Assistant`.
 
     Raises:
@@ -37,26 +40,54 @@ class EarlyExit:
 
     def __init__(
         self,
-        num_layers: int,
+        num_layers: int | None = None,
         *,
         greedy: bool = False,
         min_margin: float | None = None,
         max_entropy: float | None = None,
     ) -> None:
-        if isinstance(num_layers, bool) or not isinstance(num_layers, int) or num_layers < 1:
-            raise ConfigurationError(f"EarlyExit({num_layers!r}): a whole number of at least 1 is needed")
+        is_number = isinstance(num_layers, int) and not isinstance(num_layers, bool)
+        if num_layers is not None and not (is_number and num_layers >= 1):
+            raise ConfigurationError(f"EarlyExit({num_layers!r}): a whole number of at least 1, or None, is needed")
         self.num_layers = num_layers
         self._options: dict[str, Any] = {"greedy": greedy, "min_margin": min_margin, "max_entropy": max_entropy}
         self._assistant: Assistant | None = None
 
     def attach(self, target: PreTrainedModel, tokenizer: Any | None) -> None:
+        if self.num_layers is None:
+            from autospec.drafts.exit_choice import choose_num_layers  # it needs first_layers_of
+
+            self.num_layers = choose_num_layers(target)
         self._assistant = Assistant(first_layers_of(target, self.num_layers), tokenizer=tokenizer, **self._options)
         self._assistant.attach(target, tokenizer)
 
-    def start(self, request: DraftRequest) -> AssistantSession:
-        if self._assistant is None:
+    def start(self, request: DraftRequest) -> DraftSession:
+        if self._assistant is None or self.num_layers is None:
             raise DraftError("early_exit has no target yet: it is attached by autospec.wrap")
-        return self._assistant.start(request)
+        session = self._assistant.start(request)
+        return session if request.target_cache is None else EarlyExitSession(session, request, self.num_layers)
+
+
+class EarlyExitSession:
+    """Drafts in the first layers of the target's own cache for as long as that can be done, in one of its own else."""
+
+    def __init__(self, session: AssistantSession, request: DraftRequest, num_layers: int) -> None:
+        self._session = session
+        self._request = request
+        self._num_layers = num_layers
+
+    def propose(self, committed: Sequence[int], block_length: int) -> Proposal:
+        assert self._request.target_cache is not None
+        num_cached = len(committed) - 1
+        view = first_layers_of_cache(self._request.target_cache(), self._num_layers, num_cached)
+        if view is None:
+            return self._session.propose(committed, block_length)
+        self._session.lend(view, committed[:num_cached])
+        try:
+            return self._session.propose(committed, block_length)
+        finally:
+            cut_back(view, num_cached)
+            self._session.take_back()
 
 
 def first_layers_of(target: PreTrainedModel, num_layers: int) -> PreTrainedModel:

@@ -20,7 +20,8 @@ class NGram:
 
     Args:
         max_ngram: longest run of last tokens looked for, at least 1.
-        min_ngram: shortest run that is trusted, between 1 and `max_ngram`.
+        min_ngram: shortest run that is trusted, between 1 and `max_ngram`. One token is a weak match: more drafts,
+            more of them accepted, a smaller share; 2 suits devices that verify a few tokens at much more than one.
         continuation: of several matches, copy after the `newest`, or after the newest of those that went on with the
             most `frequent` token.
         tokens_per_match: draft at most so many tokens for each token of the match, so that longer matches are trusted
@@ -38,7 +39,7 @@ class NGram:
         self,
         *,
         max_ngram: int = 3,
-        min_ngram: int = 2,
+        min_ngram: int = 1,
         continuation: str = "newest",
         tokens_per_match: int | None = None,
     ) -> None:

@@ -25,6 +25,7 @@ Tokens = NDArray[np.uint32]
 DEPTH = 32  # tokens after a start that are sorted by; longer matches cannot be told apart
 END = 0xFFFFFFFF  # after each text, so that no match runs from one into the next
 FORMAT = 1
+_SMALL = 20_000  # tokens that are sorted in a few milliseconds
 _KEYS = ("format", "texts", "starts", "tokenizer", "digest")
 
 
@@ -115,7 +116,8 @@ class SuffixPool:
     Args:
         max_tokens: of all texts together.
 
-    Thread-safe. What was added last is searchable once `build` has run, which `add` does when enough has come together.
+    Thread-safe. What was added last is searchable once `build` has run, which `add` sees to when enough has come
+    together: at once in a small pool, in a thread of its own in a large one, so that no request waits for it.
     """
 
     def __init__(self, *, max_tokens: int = 1_000_000, tokenizer: str = "") -> None:
@@ -125,6 +127,7 @@ class SuffixPool:
         self._num_tokens = 0
         self._num_new = 0
         self._lock = threading.Lock()
+        self._building = threading.Lock()  # held by the one build that runs
         self.index = SuffixIndex(np.zeros(0, dtype=np.uint32))
 
     @property
@@ -142,8 +145,11 @@ class SuffixPool:
             self._num_new += len(text)
             while self._num_tokens > self.max_tokens:
                 self._num_tokens -= len(self._texts.popleft())
-            if self._num_new * 8 >= self._num_tokens:  # each rebuild is paid for by an eighth of what it sorts
-                self._build()
+            is_due = self._num_new * 8 >= self._num_tokens  # a rebuild is paid for by an eighth of what it sorts
+        if is_due and self._num_tokens <= _SMALL:
+            self.build()
+        elif is_due and not self._building.locked():
+            threading.Thread(target=self.build, name="autospec-pool", daemon=True).start()
 
     def belong_to(self, tokenizer: Any) -> None:
         """Take texts of this tokenizer only.
@@ -160,14 +166,17 @@ class SuffixPool:
 
     def build(self) -> None:
         """Make everything added so far searchable."""
-        with self._lock:
-            self._build()
+        with self._building:
+            with self._lock:
+                texts = list(self._texts)
+                self._num_new = 0
+            self.index = SuffixIndex(np.concatenate(texts) if texts else np.zeros(0, dtype=np.uint32))
 
     def clear(self) -> None:
         with self._lock:
             self._texts.clear()
             self._num_tokens = 0
-            self._build()
+        self.build()
 
     def save(self, path: Path) -> None:
         """Write a file that `load` reads."""
@@ -203,11 +212,6 @@ class SuffixPool:
         pool._num_tokens = len(texts)
         pool.index = SuffixIndex(texts, starts)
         return pool
-
-    def _build(self) -> None:
-        texts = np.concatenate(self._texts) if self._texts else np.zeros(0, dtype=np.uint32)
-        self.index = SuffixIndex(texts)
-        self._num_new = 0
 
 
 def _digest(texts: Tokens, starts: NDArray[np.uint32]) -> str:

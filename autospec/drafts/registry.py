@@ -18,7 +18,10 @@ GROUP = "autospec.drafts"
 BY_NAME: dict[str, Callable[[], DraftSource]] = {"ngram": NGram, "suffix": Suffix}
 NEEDS_OBJECT = {
     "assistant": "autospec.drafts.Assistant(model)",
+    "cross_tokenizer": "autospec.drafts.CrossTokenizer(model, tokenizer)",
+    "blend": "autospec.drafts.Blend(model_draft, retrieval)",
     "early_exit": "autospec.drafts.EarlyExit(num_layers)",
+    "heads": "autospec.drafts.Heads() or Heads(dflash_model)",
 }
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from autospec.drafts.automaton import SuffixAutomaton
 from autospec.drafts.base import DraftRequest, Proposal, with_logits
 from autospec.drafts.pool import SuffixIndex, SuffixPool
-from autospec.errors import ConfigurationError
+from autospec.errors import ConfigurationError, DraftError
+from autospec.notices import warn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,7 +28,8 @@ class Suffix:
     scores is taken, which is how many of its tokens would be accepted if the past repeated itself.
 
     Args:
-        pool: earlier answers, as a pool or as the file of one; None: an empty one of its own.
+        pool: earlier answers, as a pool or as the file of one; None: an empty one of its own. A damaged file stops no
+            answer: the source is off in every request, with that reason in its record.
         learns: answers are added to the pool as requests end. The pool then holds users' text, in memory.
         per_segment: each segment has a pool of its own, which `pool` is read beside. Of many segments those that learnt
             last keep theirs.
@@ -37,7 +39,7 @@ class Suffix:
 
     Raises:
         ConfigurationError: a setting is out of range.
-        DraftError: the file is missing, damaged or of another version.
+        DraftError: the file is missing.
 
     Source: Oliaro et al. 2024, SuffixDecoding.
     """
@@ -50,7 +52,7 @@ class Suffix:
         *,
         learns: bool = True,
         per_segment: bool = False,
-        min_match: int = 2,
+        min_match: int = 1,
         min_score: float = 0.2,
         max_pool_tokens: int = 1_000_000,
     ) -> None:
@@ -62,8 +64,9 @@ class Suffix:
         for option, flag in (("learns", learns), ("per_segment", per_segment)):
             if not isinstance(flag, bool):
                 raise ConfigurationError(f"{option}={flag!r}: True or False is needed")
+        self._damage: str | None = None
         if isinstance(pool, (str, Path)):
-            pool = SuffixPool.load(Path(pool), max_tokens=max_pool_tokens)
+            pool = self._loaded(Path(pool), max_pool_tokens)
         elif pool is not None and not isinstance(pool, SuffixPool):
             raise ConfigurationError(f"pool={pool!r:.60}: a SuffixPool, the file of one, or None is needed")
         self.learns = learns
@@ -84,15 +87,27 @@ class Suffix:
             self._pools[_ALL].belong_to(tokenizer)
 
     def start(self, request: DraftRequest) -> SuffixSession:
+        if self._damage is not None:
+            raise DraftError(self._damage)
         with self._lock:
             pools = [self._pools[name] for name in dict.fromkeys((request.segment, _ALL)) if name in self._pools]
         return SuffixSession(pools, self.min_match, self.min_score, request.vocab_size)
 
     def learn(self, request: DraftRequest, answer: Sequence[int]) -> None:
         """Add the answer of a request that has ended."""
-        if not self.learns:
+        if not self.learns or self._damage is not None:
             return
         self._pool_of(request.segment if self.per_segment else _ALL).add(answer)
+
+    def _loaded(self, path: Path, max_tokens: int) -> SuffixPool | None:
+        try:
+            return SuffixPool.load(path, max_tokens=max_tokens)
+        except DraftError as error:
+            if not path.is_file():
+                raise
+            self._damage = str(error)
+            warn(f"suffix will not draft: {error}")
+            return None
 
     def _pool_of(self, name: str) -> SuffixPool:
         """The pool that a segment's answers go to, from now on the last to be dropped."""
@@ -121,8 +136,9 @@ class SuffixSession:
     def propose(self, committed: Sequence[int], block_length: int) -> Proposal:
         self._automaton.extend(committed[self._automaton.num_tokens :])
         found = [self._here(block_length), *(self._in(index, committed, block_length) for index in self._indexes)]
-        tokens, _ = max(found, key=lambda draft: sum(draft[1]))
-        return Proposal(with_logits(tokens, self._vocab_size))
+        tokens, scores = max(found, key=lambda draft: sum(draft[1]))
+        tokens = with_logits(tokens, self._vocab_size)
+        return Proposal(tokens, scores=scores[: len(tokens)])
 
     def _here(self, block_length: int) -> tuple[list[int], list[float]]:
         longest = next(iter(self._automaton.matches(self._min_match)), None)
