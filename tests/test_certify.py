@@ -22,8 +22,9 @@ from autospec.decoding.processors import PURE, BlockProcessors
 from autospec.decoding.selection import Maximal, Selection, target_probs
 from autospec.decoding.target import TargetSession
 from autospec.decoding.verification import Verification
-from autospec.drafts import Assistant, Proposal
+from autospec.drafts import Assistant, Blend, NGram, Proposal
 from autospec.drafts.assistant import AssistantSession
+from autospec.drafts.blend import BlendSession
 from autospec.policies import Fixed
 
 pytestmark = pytest.mark.compat
@@ -212,6 +213,23 @@ def test_faults_of_selection_are_found(rule: Any, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(decoder_module, "make_rule", lambda *, do_sample, sampling, randomness: rule(randomness))
     assert violates(a_case())
+
+
+class DrawsBeforeItChooses(BlendSession):
+    """A blend that looks at the token it drew before it says whether it drafts at all."""
+
+    def propose(self, committed: Any, block_length: int) -> Proposal:
+        drawn = self._model_draft.propose(committed, block_length)
+        return drawn if drawn.tokens[:1] == [0] else Proposal([committed[-1]])
+
+
+@pytest.mark.parametrize("sampling", ["maximal", "paired"])
+def test_a_blend_that_chooses_by_what_it_drew_is_found(sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In paired sampling no decision can change the text: there it is the same fault, and does no harm."""
+    monkeypatch.setattr("autospec.drafts.blend.BlendSession", DrawsBeforeItChooses)
+    blend = Blend(Assistant(SyntheticModel(Q, 3)), [NGram()])
+    blend.name = "assistant"
+    assert violates(a_case(blend, sampling=sampling)) == (sampling == "maximal")
 
 
 class Tampering:

@@ -17,6 +17,7 @@ from autospec.certify.certifier import Case
 from autospec.certify.synthetic import SyntheticModel, Table, constant_table, random_table
 from autospec.drafts.assistant import Assistant
 from autospec.drafts.base import DraftSource
+from autospec.drafts.blend import Blend
 from autospec.drafts.ngram import NGram
 from autospec.drafts.pool import SuffixPool
 from autospec.drafts.suffix import Suffix
@@ -199,6 +200,7 @@ def quick_cases() -> Iterator[Case]:
     yield from _block_lengths(vocab_size=2, max_new_tokens=4)
     yield from _stop_rules(max_new_tokens=4)
     yield from _vocabularies(max_new_tokens=3)
+    yield from _blends(max_new_tokens=4)
     yield from _processors(max_new_tokens=3)
     yield from _stops(max_new_tokens=3)
     yield from _policies(max_new_tokens=4, vocab_size=2)
@@ -212,6 +214,7 @@ def full_cases() -> Iterator[Case]:
         yield from _policies(max_new_tokens=tokens, vocab_size=vocab_size)
     yield from _stop_rules(max_new_tokens=5)
     yield from _vocabularies(max_new_tokens=4)
+    yield from _blends(max_new_tokens=5)
     yield from _processors(max_new_tokens=4)
     yield from _stops(max_new_tokens=4)
     for (name, policy), (stop, options) in product(POLICIES.items(), STOPS.items()):
@@ -322,6 +325,28 @@ def _vocabularies(max_new_tokens: int) -> Iterator[Case]:
             tags={"vocabulary": name, "processors": processors, "sampling": sampling},
         )
         yield replace(case, sources=partial(_only_assistant, draft, {}))
+
+
+def _blends(max_new_tokens: int) -> Iterator[Case]:
+    """Retrieval or a model draft, by what they promise: both kinds in one answer."""
+    target, draft = _models(random_table(17, 2), random_table(18, 2), 2)
+    for block_length, sampling in product((1, 2, 3), SAMPLING):
+        case = _case(
+            f"blend: length {block_length}, {sampling}",
+            target,
+            draft,
+            policy=lambda block_length=block_length: Fixed("blend", block_length=block_length),
+            sampling=sampling,
+            max_new_tokens=max_new_tokens,
+            prompt=(0, 1, 0),
+            tags={"source": "blend", "block length": str(block_length), "sampling": sampling},
+        )
+        yield replace(case, sources=partial(_only_blend, draft))
+
+
+def _only_blend(draft: SyntheticModel) -> dict[str, DraftSource]:
+    retrieval: list[DraftSource] = [NGram(), Suffix(_EARLIER, learns=False)]
+    return {"blend": Blend(Assistant(draft), retrieval)}
 
 
 def _processors(max_new_tokens: int) -> Iterator[Case]:
