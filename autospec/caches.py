@@ -7,6 +7,7 @@ keep what a rollback needs only while they record, and then have to be trimmed a
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -80,7 +81,7 @@ def new_cache(model: PreTrainedModel) -> DynamicCache:
 
 
 def first_layers_of_cache(cache: Any, num_layers: int, num_tokens: int) -> DynamicCache | None:
-    """The first layers of a cache as one of their own: what is appended to it and dropped again passes through both.
+    """A copy of the first layers of a cache that shares what they hold: what is appended to it stays in it.
 
     Args:
         cache: of the whole model.
@@ -90,7 +91,7 @@ def first_layers_of_cache(cache: Any, num_layers: int, num_tokens: int) -> Dynam
     Returns:
         None where they hold something else, or are not plain ones that keep everything.
     """
-    if not isinstance(cache, DynamicCache):
+    if not isinstance(cache, DynamicCache) or getattr(cache, "offloading", False):
         return None
     layers = cache.layers[:num_layers]
     if len(layers) < num_layers or any(type(layer) is not DynamicLayer for layer in layers):
@@ -98,15 +99,8 @@ def first_layers_of_cache(cache: Any, num_layers: int, num_tokens: int) -> Dynam
     if any(layer.get_seq_length() != num_tokens for layer in layers):
         return None
     view = DynamicCache()
-    view.layers = layers
+    view.layers = [copy.copy(layer) for layer in layers]  # a plain layer never writes into what it holds
     return view
-
-
-def cut_back(cache: DynamicCache, num_tokens: int) -> None:
-    """Leave the first tokens only, also where a forward failed between two layers."""
-    for layer in cache.layers:
-        if (excess := layer.get_seq_length() - num_tokens) > 0:
-            layer.crop(-excess)
 
 
 def append(model: PreTrainedModel, tokens: Tensor, cache: Any, *, logits_kept: int = 1) -> tuple[Tensor, Any]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 BLOCK_LENGTHS = (1, 2, 4, 8, 16)
 ALL = "all"
+"""What the row of all segments together is called."""
 
 
 @dataclass(slots=True)
@@ -67,10 +68,11 @@ class Row:
         return 1000 * statistics.median(block.draft_seconds for block in self.blocks) if self.blocks else 0.0
 
     def expected_speed_up(self, costs: CostEstimates) -> float:
-        """Seconds of plain steps over those of these blocks for the same tokens: drafting and verification alone."""
+        """Seconds of plain steps over those of these blocks for the same tokens: drafts, catching up, verifying."""
         plain = sum(b.num_committed_tokens * costs.verify_seconds(1, b.context_tokens) for b in self.blocks)
         seconds = sum(
-            b.draft_seconds + costs.verify_seconds(b.num_draft_tokens + 1, b.context_tokens) for b in self.blocks
+            b.draft_seconds + b.catch_up_seconds + costs.verify_seconds(b.num_draft_tokens + 1, b.context_tokens)
+            for b in self.blocks
         )
         return plain / seconds if seconds else 1.0
 
@@ -106,15 +108,18 @@ def bench(
             source = make()
             source.attach(model, tokenizer)
             rows: dict[str, Row] = {}
+            whole = Row(source.name, ALL, block_length)
             for recording in recordings:
                 replay = Replay(source, recording)
                 blocks = [b for b in replay.run(block_length) if b.action.block_length > 0]
                 memory_bytes = held_bytes([source, replay.session], shared=[*shared, recording])
                 if callable(learn := getattr(source, "learn", None)):
                     learn(recording.request, recording.answer)
-                for segment in (recording.segment, ALL):
-                    row = rows.setdefault(segment, Row(source.name, segment, block_length))
+                for row in (
+                    rows.setdefault(recording.segment, Row(source.name, recording.segment, block_length)),
+                    whole,
+                ):
                     row.blocks += blocks
                     row.memory_bytes = max(row.memory_bytes, memory_bytes)
                     row.failures += [replay.failure] if replay.failure else []
-            yield [row for name, row in rows.items() if name != ALL] + [rows[ALL]]
+            yield [*rows.values(), whole]

@@ -43,7 +43,10 @@ def resolve(target: str) -> str:
     if target in SOURCES:
         return str(fetch(target))
     if target in PACKAGED:
-        return str(files("autospec.data").joinpath(target))
+        folder = Path(str(files("autospec.data").joinpath(target)))
+        if not folder.is_dir():
+            raise ModelError(f"{target} is missing from this installation of autospec: install it again")
+        return str(folder)
     path = Path(os.path.expanduser(target))
     if path.is_dir():
         return str(path)

@@ -58,7 +58,9 @@ class Replay:
         self._recording = recording
         self._generator = torch.Generator(recording.request.device)
         randomness = TorchRandomness(recording.request.device, self._generator)
-        self.session: DraftSession = source.start(replace(recording.request, randomness=randomness))
+        self._source = source
+        self._request = replace(recording.request, randomness=randomness)
+        self.session: DraftSession | None = None
         self.failure: str | None = None
         self._text = [*recording.prompt, recording.answer[0]]  # the first token comes from the prompt's forward
 
@@ -95,10 +97,12 @@ class Replay:
         if self._recording.noise:
             self._generator.set_state(self._recording.noise[position])
         try:
+            if self.session is None:
+                self.session = self._source.start(self._request)
             proposal = self.session.propose(self._text, block_length)
             return checked(proposal, block_length, self._recording.request.vocab_size)
-        except DraftError as error:  # as in the decoder: off for the rest of the request
-            self.failure = str(error)
+        except Exception as error:  # noqa: BLE001  # as in the decoder: off for the rest of the request
+            self.failure = str(error) if isinstance(error, DraftError) else f"{type(error).__name__}: {error}"
             return Proposal()
 
 
@@ -120,6 +124,10 @@ def record(
         max_new_tokens: of each answer; the prompt's own number if None.
         seed: of the first sampled answer; the next one has the next.
 
+    Yields:
+        one for each answer that has a block with room for a draft. The target's cache is not in it: in a replay
+        `early_exit` has one of its own.
+
     Raises:
         AutospecError: answers cannot be made by the decoder with these options, with the reason.
     """
@@ -133,15 +141,14 @@ def record(
                 **inputs, **options, max_new_tokens=length, segment=prompt.segment, generator=generator
             )
             made = speculator.last_request
-            if made is None or made.fallback_reason is not None:
-                raise AutospecError(
-                    f"cannot replay answers with {dict(options)}: {made.fallback_reason if made else 'no record'}"
-                )
+            assert made is not None  # generate has just set it
+            if why := made.fallback_reason or made.notes:
+                raise AutospecError(f"cannot replay answers with {dict(options)}: {why}")
             prompt_ids = inputs["input_ids"][0].tolist()
             answer = tuple(output[0, len(prompt_ids) :].tolist())
             if listener.request is None:
-                continue  # it ended with its first token: no block
-            request, listener.request = listener.request, None
+                continue  # it has no block with room for a draft
+            request, listener.request = replace(listener.request, target_cache=None), None
             generator.manual_seed(seed + number)
             yield Recording(
                 prompt_id=prompt.prompt_id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ class Scripted:
 
     def propose(self, committed: Sequence[int], block_length: int) -> Proposal:
         self.calls += 1
-        return self.proposal
+        return replace(self.proposal, tokens=self.proposal.tokens[:block_length])
 
     def learn(self, request: DraftRequest, answer: Sequence[int]) -> None:
         self.learnt.append(list(answer))
@@ -120,6 +121,57 @@ def test_answers_reach_those_that_learn() -> None:
     with autospec.wrap(target, drafts=[Blend(model, [retrieval])], policy="fixed:blend:2"):
         output = target.generate(tiny.prompt(20), max_new_tokens=6, do_sample=False)
     assert model.learnt == retrieval.learnt == [output[0, 20:].tolist()]
+
+
+class Failing(Scripted):
+    """Gives up when it is asked, or when it is started."""
+
+    def __init__(self, name: str, at: str = "propose") -> None:
+        super().__init__(name, [])
+        self.at = at
+
+    def start(self, request: DraftRequest) -> Scripted:
+        if self.at == "start":
+            raise DraftError("no more")
+        return self
+
+    def propose(self, committed: Sequence[int], block_length: int) -> Proposal:
+        raise DraftError("no more")
+
+
+@pytest.mark.parametrize("at", ["start", "propose"])
+@pytest.mark.parametrize("which", ["model", "retrieval"])
+def test_one_that_fails_is_left_out_with_the_reason(which: str, at: str) -> None:
+    target = tiny.llama()
+    model, retrieval = {
+        "model": (Failing("broken", at), NGram()),
+        "retrieval": (Scripted("model", [3, 4]), Failing("broken", at)),
+    }[which]
+    plain = target.generate(tiny.prompt(20), max_new_tokens=12, do_sample=False)
+    with autospec.wrap(target, drafts=[Blend(model, retrieval)], policy="fixed:blend:2") as speculator:
+        with pytest.warns(UserWarning, match="blend: broken left out: no more"):
+            assert torch.equal(target.generate(tiny.prompt(20), max_new_tokens=12, do_sample=False), plain)
+        assert speculator.last_request is not None
+        assert speculator.last_request.notes == "blend: broken left out: no more"
+        assert speculator.last_request.num_judged_tokens > 0
+
+
+def test_without_any_it_is_off() -> None:
+    target = tiny.llama()
+    with autospec.wrap(target, drafts=[Blend(Failing("a"), Failing("b"))], policy="fixed:blend:2") as speculator:
+        with pytest.warns(UserWarning, match="blend switched off: b left out: no more; a left out: no more"):
+            target.generate(tiny.prompt(20), max_new_tokens=12, do_sample=False)
+        assert speculator.last_request is not None
+        assert "switched off" in (speculator.last_request.notes or "")
+
+
+def test_drawn_tokens_are_not_retrieval() -> None:
+    target = tiny.llama()
+    blend = Blend(Scripted("model", [1]), Assistant(tiny.near_copy(target)))
+    session = blend.start(request(do_sample=True, is_paired=False))
+    proposal = session.propose(tiny.prompt(20)[0].tolist(), 2)
+    assert proposal.tokens == [1]
+    assert "drafts are drawn" in proposal.notes[0]
 
 
 def test_a_part_that_cannot_work_is_named() -> None:

@@ -347,7 +347,7 @@ class TestAssistant:
         ids = tiny.prompt(20)
         plain = target.generate(ids, max_new_tokens=20, do_sample=False)
         with autospec.wrap(target, drafts=[Assistant(broken)], policy="fixed:assistant:3") as speculator:
-            with pytest.warns(UserWarning, match="assistant switched off: the assistant's logits are not finite"):
+            with pytest.warns(UserWarning, match="assistant switched off: the draft's logits are not finite"):
                 assert torch.equal(target.generate(ids, max_new_tokens=20, do_sample=False), plain)
             record = speculator.last_request
         assert record is not None

@@ -141,5 +141,6 @@ def test_wheel_carries_all_parts(tmp_path: Path) -> None:
         assert {f"autospec/{folder}/{name}" for name in modules(folder, (".py", ".mako"))} <= names
     assert {f"autospec/data/{name}" for name in modules("autospec/data", (".py", ".jsonl"))} <= names
     assert "autospec/data/demo_prompts.jsonl" in names
+    assert {f"autospec/data/smollm2-135m-assistant/{name}" for name in ("config.json", "model.safetensors")} <= names
     assert "autospec/py.typed" in names
     assert not {name.split("/")[0] for name in names} & {"policies", "telemetry", "tests", "experiments"}

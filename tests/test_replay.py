@@ -57,7 +57,7 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
     "suffix": lambda target: Suffix(min_match=1, learns=False),
     "assistant": lambda target: Assistant(tiny.near_copy(target), tokenizer=tiny.tokenizer()),
     "assistant greedy": lambda target: Assistant(tiny.near_copy(target), tokenizer=tiny.tokenizer(), greedy=True),
-    "assistant stops": lambda target: Assistant(tiny.near_copy(target), tokenizer=tiny.tokenizer(), max_entropy=2.0),
+    "assistant stops": lambda target: Assistant(tiny.near_copy(target), tokenizer=tiny.tokenizer(), max_entropy=3.9),
 }
 
 

@@ -178,11 +178,12 @@ class TestPool:
             source = Suffix(path)
         target = tiny.llama()
         plain = target.generate(tiny.prompt(20), max_new_tokens=8, do_sample=False)
-        with autospec.wrap(target, drafts=["ngram", source], policy="fixed:suffix:3") as speculator:
-            with pytest.warns(UserWarning, match="suffix switched off: "):
-                assert torch.equal(target.generate(tiny.prompt(20), max_new_tokens=8, do_sample=False), plain)
-            assert speculator.last_request is not None
-            assert str(path) in (speculator.last_request.notes or "")
+        for policy in ("fixed:suffix:3", "fixed:ngram:3", "off"):  # said also where it is never chosen
+            with autospec.wrap(target, drafts=["ngram", source], policy=policy) as speculator:
+                with pytest.warns(UserWarning, match="suffix switched off: "):
+                    assert torch.equal(target.generate(tiny.prompt(20), max_new_tokens=8, do_sample=False), plain)
+                assert speculator.last_request is not None
+                assert str(path) in (speculator.last_request.notes or "")
 
     def test_a_large_pool_is_sorted_beside_the_requests(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("autospec.drafts.pool._SMALL", 30)

@@ -58,7 +58,7 @@ def command() -> None:
 )
 @click.option(
     "--new-tokens",
-    type=click.IntRange(min=2),
+    type=click.IntRange(min=3),
     default=None,
     show_envvar=True,
     help="Tokens of each answer; the prompt's own number if left out.",
@@ -101,6 +101,7 @@ def bench_command(
     from autospec.data import interleaved, load_prompts
     from autospec.draft_bench import bench
     from autospec.drafts import make_sources
+    from autospec.drafts.base import hidden_layers_of
     from autospec.replay import record
 
     lengths = parse_lengths(block_lengths)
@@ -111,13 +112,22 @@ def bench_command(
     if (assistant := assistant_for(target, assistant)) is not None:
         loaded = load_assistant(assistant, dtype)
         makers.append(lambda: loaded)
+    if not makers:
+        raise click.UsageError("no draft source: name some with --drafts, --assistant or --early-exit")
     for make in makers:  # what cannot be used is better known before minutes of work than after them
-        make().attach(model, tokenizer)
+        source = make()
+        source.attach(model, tokenizer)
+        if hidden_layers_of(source):
+            raise click.UsageError(
+                f"{source.name} looks at the target's hidden states: a replay along answers has none"
+            )
     options: dict[str, Any] = {"do_sample": False}
     if temperature > 0:
         options = {"do_sample": True, "temperature": temperature}
     answers = record(model, tokenizer, chosen, options, max_new_tokens=new_tokens, seed=seed)
     recordings = list(tqdm(answers, total=len(chosen), desc="answers", unit="answer"))
+    if not recordings:
+        raise click.ClickException("no answer is long enough for a draft: three tokens are needed")
     click.echo("measuring what verifying costs on this device ...", err=True)
     costs = calibrate(model, make_sources([]), block_lengths=sorted(set(lengths)))
     results = bench(model, tokenizer, recordings, makers, block_lengths=lengths)
@@ -140,11 +150,11 @@ def _makers(drafts: str, early_exit: str | None) -> list[Callable[[], Any]]:
     from autospec.drafts import EarlyExit, make_sources
 
     makers: list[Callable[[], Any]] = []
-    for name in [name.strip() for name in drafts.split(",") if name.strip()]:
+    for name in [name.strip() for name in drafts.split(",") if name.strip() not in ("", "none")]:
         make_sources([name])
         makers.append(lambda name=name: make_sources([name])[name])  # type: ignore[misc]
     for number in [part for part in (early_exit or "").split(",") if part.strip()]:
-        if not number.strip().isdigit():
+        if not number.strip().isdecimal():
             raise click.BadParameter(f"{early_exit!r}: numbers of layers, as in 4,8", param_hint="--early-exit")
 
         def first_layers(layers: int = int(number)) -> EarlyExit:
@@ -193,6 +203,6 @@ def _as_text(table: Any) -> str:
     text: str = table.to_string(index=False, float_format=lambda value: f"{value:.2f}")
     return text + (
         "\n\ndrafted, accepted, committed: tokens per block, the last with +1 included; accepted at j: of the drafts "
-        "judged there, the share accepted;\ndraft ms: median of a block; speed-up: expected from measured drafting and "
-        "verification alone, below 1 is a slow-down."
+        "judged there, the share accepted;\ndraft ms: median of a block; speed-up: expected from measured drafting "
+        "(its first look at the prompt included) and verification; below 1 is a slow-down."
     )

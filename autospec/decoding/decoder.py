@@ -124,6 +124,7 @@ class Decoder:
         try:
             loop.run()
         except BaseException:
+            target.finish()
             answer.break_stream()
             raise
         finally:

@@ -68,6 +68,7 @@ class Loop:
         self._verification = verification
         self._chooser = chooser
         self._sources = dict(sources)
+        self._failures = {name: str(why) for name, s in sources.items() if (why := getattr(s, "failure", None))}
         self._learning: dict[str, Any] = {name: s for name, s in sources.items() if callable(getattr(s, "learn", None))}
         self._sessions: dict[str, DraftSession] = {}
         self._seeing = {name: layers for name, s in sources.items() if (layers := hidden_layers_of(s))}
@@ -82,6 +83,8 @@ class Loop:
 
     def run(self) -> None:
         """Decode until a stopping criterion holds."""
+        for name, failure in self._failures.items():
+            self._switch_off(name, DraftError(failure))
         input_ids = self._answer.tokens.on_device
         logits = self._target.prefill(input_ids)
         self.tally.prefill_seconds = self._watch.lap()
@@ -89,6 +92,7 @@ class Loop:
             self._note(f"decoded plainly: {why}")
             self._sources.clear()
             self._seeing.clear()
+            self._target.hidden_layers = ()
         self._decode_block(logits, Proposal(), input_ids)
         self._watch.lap()
         with self._target.decoding():
@@ -158,7 +162,10 @@ class Loop:
         try:
             with self._own_noise():
                 proposal = self._session(action.source).propose(self._text, block_length)
-            return self._checked(proposal, block_length)
+            proposal = self._checked(proposal, block_length)
+            for note in proposal.notes:
+                self._note(f"{action.source}: {note}")
+            return proposal
         except Exception as error:  # a draft never decides what is said, so few may end a request
             if self._request.do_sample and not self._draft_request.is_paired and not isinstance(error, DraftError):
                 raise  # it may follow from a token drawn just now, and dropping that one would depend on its own draw

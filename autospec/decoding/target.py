@@ -56,7 +56,8 @@ class TargetSession:
         self.prefill_length = max(given, input_ids.shape[1], _length(cache))
         logits = self._keep(outputs, width=1)
         for layer, states in self._states.items():
-            self._states[layer] = _of_prompt(states, input_ids, mask)
+            is_whole = self.prefill_length == input_ids.shape[1]  # nothing came in a cache
+            self._states[layer] = _of_prompt(states, input_ids, mask) if is_whole else states[:0]
         return logits
 
     def decoding(self) -> AbstractContextManager[None]:

@@ -7,12 +7,13 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from autospec.caches import append, context_window, drop_last, new_cache, why_not_draft_cache, why_not_rollback
 from autospec.drafts.base import DraftRequest, Proposal
+from autospec.drafts.drawing import Drawing, StopRule
 from autospec.drafts.subset import subset_vocabulary
 from autospec.drafts.translation import SameIds, Translation
 from autospec.drafts.vocabulary import check_same_vocabulary, shared_ids
@@ -135,21 +136,6 @@ def check_mode(model: PreTrainedModel) -> None:
         raise DraftError("the assistant is in training mode, where dropout draws random numbers: assistant.eval()")
 
 
-class StopRule(NamedTuple):
-    """When a block ends before its next position, by what the draft thinks of it."""
-
-    min_margin: float | None = None
-    max_entropy: float | None = None
-
-    def ends(self, probs: Tensor) -> bool:
-        """Args: probs: [vocab_size], of the draft at the next position, before a token is drawn."""
-        if self.min_margin is not None:
-            first, second = torch.topk(probs, 2).values.tolist() if len(probs) > 1 else (1.0, 0.0)
-            if first - second < self.min_margin:
-                return True
-        return self.max_entropy is not None and float(torch.special.entr(probs).sum()) > self.max_entropy
-
-
 class AssistantSession:
     """The assistant's cache for one request, always holding a prefix of the committed text plus its own drafts."""
 
@@ -170,7 +156,7 @@ class AssistantSession:
         self._num_known = int(model.get_input_embeddings().weight.shape[0])
         self._window = context_window(model)
         self._is_greedy = is_greedy
-        self._cache = new_cache(model)
+        self._cache: DynamicCache | None = None
         self._cached: list[int] = []  # ids of the draft in the cache
         self._failure: DraftError | None = None  # of the last block, after tokens were drawn
         self._num_agreed = 0  # of those in the cache, known to stay
@@ -178,59 +164,48 @@ class AssistantSession:
     @torch.no_grad()
     def propose(self, committed: Sequence[int], block_length: int) -> Proposal:
         text = self._reading.read(committed)
-        if self._window is not None and len(text) + block_length > self._window:
+        room = block_length if self._window is None else min(block_length, self._window - len(text))
+        if room < 1:
             raise self._no_room()
         if self._failure is not None:
             raise self._failure
         if not text:
             return Proposal()  # nothing that the draft can read
-        self._roll_back(text)
-        catch_up_seconds = self._catch_up(text)
-        randomness = self._request.randomness.fork() if self._request.is_paired else self._request.randomness
-        backlog = list(text[len(self._cached) :])
-        prefix = torch.tensor([list(committed)], device=self._request.device)
-        tokens: list[int] = []
-        probs: list[Tensor] = []
-        for _ in range(block_length):
-            try:
-                scores = self._scores(prefix, self._forward(backlog))
-            except DraftError as error:
-                if not tokens:
-                    raise
-                self._failure = error  # what was drawn is submitted all the same: dropping it would depend on its draw
-                break
-            if not torch.isfinite(scores.amax()):
-                break  # the processors leave the draft nothing to say here
-            draft_probs = scores.softmax(dim=-1)[0] if not self._is_greedy or self._stop_rule != StopRule() else None
-            if draft_probs is not None and self._stop_rule.ends(draft_probs):
-                break
-            if self._is_greedy or draft_probs is None:
-                token = int(scores.argmax(dim=-1).item())
-            else:
-                token = randomness.categorical(draft_probs)
-                probs.append(draft_probs)
-            tokens.append(token)
-            backlog = self._translation.read(token)
-            if not backlog:
-                break  # a token that processors forced, and that the draft cannot read
-            prefix = torch.cat([prefix, prefix.new_tensor([[token]])], dim=-1)
-        is_drawn = bool(probs) and not self._request.is_paired
-        return Proposal(tokens, torch.stack(probs) if is_drawn else None, catch_up_seconds)
+        drawing = Drawing(
+            self._request,
+            committed,
+            is_greedy=self._is_greedy,
+            stop_rule=self._stop_rule,
+            write=self._translation.write,
+        )
+        catch_up_seconds = 0.0
+        try:
+            self._roll_back(text)
+            catch_up_seconds = self._catch_up(text)
+            backlog = list(text[len(self._cached) :])
+            # no backlog: a token that processors forced, and that the draft cannot read
+            while backlog and len(drawing.tokens) < room and drawing.draw(self._forward(backlog)):
+                backlog = self._translation.read(drawing.tokens[-1])
+        except Exception as error:  # noqa: BLE001  # becomes a DraftError, now or at the next call
+            self._failure = drawing.failed(error)
+        return drawing.proposal(catch_up_seconds)
 
     def lend(self, cache: DynamicCache, tokens: Sequence[int]) -> None:
-        """Use a cache of others in the next proposal. Args: tokens: what it holds."""
+        """Use a copy of another one's cache in the next proposal. Args: tokens: what it holds."""
         self._cache, self._cached, self._num_agreed = cache, list(tokens), len(tokens)
 
     def take_back(self) -> None:
-        """Forget a cache that was lent."""
-        self._cache, self._cached, self._num_agreed = new_cache(self._model), [], 0
+        """Forget what was lent."""
+        self._cache, self._cached, self._num_agreed = None, [], 0
 
     def _roll_back(self, text: Sequence[int]) -> None:
         agreed = self._num_agreed
         while agreed < min(len(self._cached), len(text)) and self._cached[agreed] == text[agreed]:
             agreed += 1
         agreed = min(agreed, len(text) - 1)  # the last id of the text is always run, for its logits
-        if self._cached:  # once per proposal, also for nothing: layers that forget are trimmed by it, and only then
+        if (
+            self._cached and self._cache is not None
+        ):  # once per proposal, also for nothing: layers that forget are trimmed by it, and only then
             drop_last(self._cache, len(self._cached) - agreed)
             del self._cached[agreed:]
         self._num_agreed = min(agreed, self._reading.num_settled)
@@ -251,22 +226,15 @@ class AssistantSession:
         if self._window is not None and len(self._cached) + len(tokens) > self._window:
             raise self._no_room()
         is_first = not self._cached
-        logits, self._cache = append(self._model, torch.tensor([tokens], device=self._request.device), self._cache)
+        cache = new_cache(self._model) if self._cache is None else self._cache
+        logits, self._cache = append(self._model, torch.tensor([tokens], device=self._request.device), cache)
         if is_first and (why := why_not_rollback(self._cache)):
             raise DraftError(f"{type(self._model).__name__} cannot draft: {why}")
         self._cached.extend(tokens)
-        return logits.to(self._request.scores_dtype)
+        return logits
 
     def _no_room(self) -> DraftError:
         return DraftError(f"the text no longer fits the assistant's context window of {self._window} tokens")
-
-    def _scores(self, prefix: Tensor, logits: Tensor) -> Tensor:
-        """The draft's processed scores over the target's vocabulary. Args: prefix: [1, n]; logits: [1, draft_vocab]."""
-        if not torch.isfinite(logits.amax()):
-            raise DraftError("the assistant's logits are not finite (a half-precision overflow?)")
-        scores = self._translation.write(logits, self._request.vocab_size)
-        processed: Tensor = self._request.processors(prefix, scores)
-        return processed
 
 
 def num_logits(model: PreTrainedModel) -> int:

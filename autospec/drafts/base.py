@@ -35,7 +35,7 @@ class DraftRequest:
     scores_dtype: dtype  # in which draft probabilities are formed
     is_paired: bool  # draw with the noise that the target will use; otherwise with noise of one's own
     segment: str = "default"
-    target_cache: Callable[[], Any] | None = None  # what the target has cached; to be left as it was found
+    target_cache: Callable[[], Any] | None = None  # what the target has cached; to be read only
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,7 @@ class Proposal:
     tokens: list[int] = field(default_factory=list)  # [k]
     draft_probs: Tensor | None = None  # [k, vocab_size], float32
     catch_up_seconds: float = 0.0  # spent on tokens committed by other sources; not part of drafting
+    notes: Sequence[str] = ()  # what went wrong and was worked around, for the request's record
     scores: Sequence[float] = ()  # [k], for each token how likely it and all before it are, as the source sees it
 
 
@@ -87,6 +88,8 @@ class DraftSource(Protocol):
 
     It may also have a method `learn(request: DraftRequest, answer: Sequence[int])`, which is called with the tokens of
     every answer that has ended.
+
+    It may have `failure`, why it will not draft: it is then off in every request, with this in the record.
 
     It may have `hidden_layers`, once attached: indices of those of the target's hidden states (as transformers counts
     them, 0 is the embedding's output, -1 the last) that its sessions want to see. The target is then asked for these

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from autospec.drafts.base import DraftRequest, DraftSession, DraftSource, Proposal, hidden_layers_of
@@ -48,7 +50,10 @@ class Blend:
         self.retrieval = list(make_sources(several).values())
         if not self.retrieval:
             raise ConfigurationError("Blend(retrieval=...): at least one source is needed, as in Suffix()")
-        (self.model_draft,) = make_sources([model_draft]).values()
+        made = list(make_sources([model_draft]).values())
+        if len(made) != 1:
+            raise ConfigurationError("Blend(model_draft=...): a source is needed, as in Assistant(model)")
+        (self.model_draft,) = made
 
     def attach(self, target: PreTrainedModel, tokenizer: Any | None) -> None:
         for source in (*self.retrieval, self.model_draft):
@@ -62,7 +67,7 @@ class Blend:
         return hidden_layers_of(self.model_draft)
 
     def start(self, request: DraftRequest) -> BlendSession:
-        return BlendSession([source.start(request) for source in self.retrieval], self.model_draft.start(request))
+        return BlendSession(request, self.retrieval, self.model_draft)
 
     def learn(self, request: DraftRequest, answer: Sequence[int]) -> None:
         """Pass the answer of a request that has ended on to those that learn."""
@@ -72,31 +77,51 @@ class Blend:
 
 
 class BlendSession:
-    """The sessions of one request, and how their drafts fared in it."""
+    """The sessions of one request, and how their drafts fared in it.
 
-    def __init__(self, retrieval: Sequence[DraftSession], model_draft: DraftSession) -> None:
-        self._retrieval = [_Record(session) for session in retrieval]
-        self._model_draft = model_draft
+    A source that fails is left out from then on, with the reason in the record; the last one ends the blend.
+    """
+
+    def __init__(self, request: DraftRequest, retrieval: Sequence[DraftSource], model_draft: DraftSource) -> None:
+        self._notes: list[str] = []  # not reported yet
+        self._retrieval: list[_Record] = []
+        for source in retrieval:
+            with self._leaving_out(source.name):
+                self._retrieval.append(_Record(source.name, source.start(request)))
+        self._model_name = model_draft.name
+        self._model_draft: Any = None
+        with self._leaving_out(self._model_name):
+            self._model_draft = model_draft.start(request)
         self._judged, self._accepted = _PRIOR, _PRIOR / 2  # of the model draft
         self._drafted: list[int] = []  # its last block, while its fate is not known
         self._start = 0  # where that began
 
     def see(self, hidden_states: Sequence[Tensor]) -> None:
         """Pass on what the target made of committed tokens. Args: hidden_states: as the model draft wants them."""
-        self._model_draft.see(hidden_states)  # type: ignore[attr-defined]
+        if self._model_draft is not None:
+            with self._leaving_out_model():
+                self._model_draft.see(hidden_states)
 
     def propose(self, committed: Sequence[int], block_length: int) -> Proposal:
         self._settle(committed)
-        for record in self._retrieval:
-            record.ask(committed, block_length)
-        best = max(self._retrieval, key=lambda record: record.promise)
-        if best.promise >= self._model_promise(block_length) and best.tokens:
-            return Proposal(best.tokens)
-        proposal = self._model_draft.propose(committed, block_length)
-        self._drafted, self._start = proposal.tokens, len(committed)
-        return proposal
+        for record in list(self._retrieval):
+            with self._leaving_out(record.name, record):
+                record.ask(committed, block_length)
+        best = max(self._retrieval, key=lambda record: record.promise, default=None)
+        if best is not None and best.tokens and best.promise >= self._model_promise(block_length):
+            return self._noted(Proposal(best.tokens))
+        if self._model_draft is not None:
+            with self._leaving_out_model():
+                proposal: Proposal = self._model_draft.propose(committed, block_length)
+                self._drafted, self._start = proposal.tokens, len(committed)
+                return self._noted(proposal)
+        if best is None:
+            raise DraftError("; ".join(self._notes) or "none of the blend's sources can draft")
+        return self._noted(Proposal(best.tokens))
 
     def _model_promise(self, block_length: int) -> float:
+        if self._model_draft is None:
+            return 0.0
         rate = self._accepted / self._judged
         return sum(rate**position for position in range(1, block_length + 1))
 
@@ -109,11 +134,34 @@ class BlendSession:
             self._accepted += 1
         self._drafted = []
 
+    def _noted(self, proposal: Proposal) -> Proposal:
+        notes, self._notes = self._notes, []
+        return replace(proposal, notes=(*proposal.notes, *notes)) if notes else proposal
+
+    @contextmanager
+    def _leaving_out(self, name: str, record: _Record | None = None) -> Iterator[None]:
+        """A `DraftError` of a source is noted. Only that: it says that nothing was drawn."""
+        try:
+            yield
+        except DraftError as error:
+            self._notes.append(f"{name} left out: {error}")
+            if record is not None:
+                self._retrieval.remove(record)
+
+    @contextmanager
+    def _leaving_out_model(self) -> Iterator[None]:
+        count = len(self._notes)
+        with self._leaving_out(self._model_name):
+            yield
+        if len(self._notes) > count:
+            self._model_draft = None
+
 
 class _Record:
     """A retrieval session, what it says now, and how what it said came true: also where it was not followed."""
 
-    def __init__(self, session: DraftSession) -> None:
+    def __init__(self, name: str, session: DraftSession) -> None:
+        self.name = name
         self._session = session
         self._promised = self._came_true = _PRIOR
         self._scores: Sequence[float] = ()
@@ -124,6 +172,8 @@ class _Record:
     def ask(self, committed: Sequence[int], block_length: int) -> None:
         self._settle(committed[self._start :])
         proposal = self._session.propose(committed, block_length)
+        if proposal.draft_probs is not None:
+            raise DraftError("its drafts are drawn, and a blend retrieves only what follows from the committed tokens")
         self.tokens, self._start = proposal.tokens, len(committed)
         self._scores = proposal.scores or [_UNSCORED ** (position + 1) for position in range(len(self.tokens))]
         self.promise = sum(self._scores) * self._came_true / self._promised

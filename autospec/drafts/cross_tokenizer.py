@@ -10,13 +10,13 @@ from transformers import LogitsProcessorList
 
 from autospec.drafts.assistant import (
     AssistantSession,
-    StopRule,
     check_can_draft,
     check_mode,
     check_settings,
     num_logits,
 )
 from autospec.drafts.base import DraftRequest, DraftSession
+from autospec.drafts.drawing import StopRule
 from autospec.drafts.shared_tokens import match_specials, shared_tokens
 from autospec.drafts.spelling import Spelling
 from autospec.drafts.text_session import OwnIds, TextReading, TextSession

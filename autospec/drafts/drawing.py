@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -14,6 +14,32 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+class StopRule(NamedTuple):
+    """When a block ends before its next position, by what the draft thinks of it."""
+
+    min_margin: float | None = None
+    max_entropy: float | None = None
+
+    def ends(self, probs: Tensor) -> bool:
+        """Args: probs: [vocab_size], of the draft at the next position, before a token is drawn."""
+        if self.min_margin is not None:
+            first, second = torch.topk(probs, 2).values.tolist() if len(probs) > 1 else (1.0, 0.0)
+            if first - second < self.min_margin:
+                return True
+        return self.max_entropy is not None and float(torch.special.entr(probs).sum()) > self.max_entropy
+
+
+NEVER = StopRule()
+
+
+def write_same_ids(logits: Tensor, vocab_size: int) -> Tensor:
+    """Logits over the target's ids, [1, vocab_size], for a draft with the same ones. Args: logits: [1, n]."""
+    num_ids = min(logits.shape[-1], vocab_size)
+    scores = logits.new_full((1, vocab_size), -torch.inf)
+    scores[:, :num_ids] = logits[:, :num_ids]
+    return scores
+
+
 class Drawing:
     """Draws the tokens of one block.
 
@@ -21,13 +47,26 @@ class Drawing:
         request: whose processors, noise and number format are used.
         committed: the tokens before the block.
         is_greedy: take the likeliest token (a one-hot q).
+        stop_rule: when the block ends before its next position.
+        write: from the draft's logits, [1, n], to those over the target's ids, [1, vocab_size].
     """
 
-    def __init__(self, request: DraftRequest, committed: Sequence[int], *, is_greedy: bool) -> None:
+    def __init__(
+        self,
+        request: DraftRequest,
+        committed: Sequence[int],
+        *,
+        is_greedy: bool,
+        stop_rule: StopRule = NEVER,
+        write: Callable[[Tensor, int], Tensor] = write_same_ids,
+    ) -> None:
         self._request = request
         self._is_greedy = is_greedy
+        self._stop_rule = stop_rule
+        self._write = write
         self._randomness = request.randomness.fork() if request.is_paired and not is_greedy else request.randomness
-        self._prefix = torch.tensor([list(committed)], device=request.device)
+        # the whole text, so only where somebody reads it
+        self._prefix = torch.tensor([list(committed)], device=request.device) if request.processors else None
         self._probs: list[Tensor] = []
         self.tokens: list[int] = []
 
@@ -35,33 +74,47 @@ class Drawing:
         """Draw the next token.
 
         Args:
-            logits: [n], of the draft at the next position; ids that only one of draft and target has are not drawn.
+            logits: [1, n], of the draft at the next position.
 
         Returns:
-            False when the processors leave nothing to draw: the block then ends before this position.
+            False when the block ends before this position: by the stop rule, or as processors leave nothing to draw.
 
         Raises:
             DraftError: the logits are not finite. Nothing was drawn then.
         """
         if not torch.isfinite(logits.amax()):
             raise DraftError("the draft's logits are not finite (a half-precision overflow?)")
-        num_ids = min(len(logits), self._request.vocab_size)
-        scores = torch.full(
-            (1, self._request.vocab_size), -torch.inf, dtype=self._request.scores_dtype, device=self._request.device
-        )
-        scores[0, :num_ids] = logits[:num_ids]
-        scores = self._request.processors(self._prefix, scores)
+        scores = self._write(logits.to(self._request.scores_dtype), self._request.vocab_size)
+        if self._prefix is not None:
+            scores = self._request.processors(self._prefix, scores)
         if not torch.isfinite(scores.amax()):
             return False
-        if self._is_greedy:
+        draft_probs = None if self._is_greedy and self._stop_rule == NEVER else scores.softmax(dim=-1)[0]
+        if draft_probs is not None and self._stop_rule.ends(draft_probs):
+            return False
+        if self._is_greedy or draft_probs is None:
             token = int(scores.argmax(dim=-1).item())
         else:
-            draft_probs = scores.softmax(dim=-1)[0]
             token = self._randomness.categorical(draft_probs)
             self._probs.append(draft_probs)
         self.tokens.append(token)
-        self._prefix = torch.cat([self._prefix, self._prefix.new_tensor([[token]])], dim=-1)
+        if self._prefix is not None:
+            self._prefix = torch.cat([self._prefix, self._prefix.new_tensor([[token]])], dim=-1)
         return True
+
+    def failed(self, error: Exception) -> DraftError:
+        """What to raise at the next call, after a failure in the middle of the block.
+
+        What was drawn is submitted all the same: dropping it would depend on its own draw.
+
+        Raises:
+            DraftError: now, as nothing was drawn.
+        """
+        is_clear = isinstance(error, DraftError)
+        failure = DraftError(str(error) if is_clear else f"{type(error).__name__}: {error}")
+        if not self.tokens:
+            raise failure from error
+        return failure
 
     def proposal(self, catch_up_seconds: float) -> Proposal:
         """What was drawn so far."""

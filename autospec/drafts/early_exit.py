@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from autospec.caches import append, cut_back, first_layers_of_cache, new_cache
+from autospec.caches import append, first_layers_of_cache, new_cache
 from autospec.drafts.assistant import Assistant, AssistantSession
 from autospec.drafts.base import DraftRequest, DraftSession, Proposal
 from autospec.errors import ConfigurationError, DraftError
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class EarlyExit:
     """Drafts with the first layers of the target.
 
-    The weights are the target's own, shared and never changed. So is the cache where the target's layers keep all
-    tokens: what was verified is there already, and drafts are taken out again. Elsewhere the draft has its own, so that
-    the prompt is run through these layers once more.
+    The weights are the target's own, shared and never changed. Each block goes on from the target's cache where its
+    layers keep all tokens, in a copy that shares what is there. Elsewhere the draft has a cache of its own, so that the
+    prompt is run through these layers once more.
 
     Args:
         num_layers: how many, at least 1 and fewer than the target has; None: chosen when the model is wrapped, by what
@@ -50,14 +50,16 @@ class EarlyExit:
         if num_layers is not None and not (is_number and num_layers >= 1):
             raise ConfigurationError(f"EarlyExit({num_layers!r}): a whole number of at least 1, or None, is needed")
         self.num_layers = num_layers
+        self._is_to_choose = num_layers is None
         self._options: dict[str, Any] = {"greedy": greedy, "min_margin": min_margin, "max_entropy": max_entropy}
         self._assistant: Assistant | None = None
 
     def attach(self, target: PreTrainedModel, tokenizer: Any | None) -> None:
-        if self.num_layers is None:
+        if self._is_to_choose:
             from autospec.drafts.exit_choice import choose_num_layers  # it needs first_layers_of
 
             self.num_layers = choose_num_layers(target)
+        assert self.num_layers is not None
         self._assistant = Assistant(first_layers_of(target, self.num_layers), tokenizer=tokenizer, **self._options)
         self._assistant.attach(target, tokenizer)
 
@@ -69,7 +71,7 @@ class EarlyExit:
 
 
 class EarlyExitSession:
-    """Drafts in the first layers of the target's own cache for as long as that can be done, in one of its own else."""
+    """Drafts from the first layers of the target's cache where that can be done, with one of its own elsewhere."""
 
     def __init__(self, session: AssistantSession, request: DraftRequest, num_layers: int) -> None:
         self._session = session
@@ -86,7 +88,6 @@ class EarlyExitSession:
         try:
             return self._session.propose(committed, block_length)
         finally:
-            cut_back(view, num_cached)
             self._session.take_back()
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autospec.caches import append, drop_last, new_cache
+from autospec.caches import append, context_window, drop_last, new_cache
 from autospec.drafts.early_exit import first_layers_of
 from autospec.errors import DraftError
 
@@ -39,7 +39,7 @@ def choose_num_layers(target: PreTrainedModel) -> int:
     candidates = sorted({max(1, round(total * share)) for share in SHARES} - {total})
     if not candidates:
         raise DraftError(f"early_exit: {type(target).__name__} has {total} layer, and fewer are needed")
-    text = _own_text(target)
+    text = _own_text(target, min(TEXT_TOKENS, (context_window(target) or TEXT_TOKENS + 2) - 2))
     expected = target(text).logits[0].argmax(-1)
     seconds = _step_seconds(target, text)
     values: dict[int, float] = {}
@@ -66,13 +66,13 @@ def goodput(agreement: float, cost: float) -> float:
     )
 
 
-def _own_text(target: PreTrainedModel) -> Tensor:
-    """[1, TEXT_TOKENS + 1], sampled with noise of its own."""
+def _own_text(target: PreTrainedModel, num_tokens: int) -> Tensor:
+    """[1, num_tokens + 1], sampled with noise of its own."""
     generator = torch.Generator(target.device).manual_seed(0)
     start = getattr(target.generation_config, "bos_token_id", None)
     tokens = [start if isinstance(start, int) else 0]
     cache: Any = new_cache(target)
-    for _ in range(TEXT_TOKENS):
+    for _ in range(num_tokens):
         logits, cache = append(target, torch.tensor([tokens[-1:]], device=target.device), cache)
         probs = logits[0].float().softmax(-1)
         tokens.append(int(torch.multinomial(probs, 1, generator=generator)))

@@ -109,14 +109,10 @@ class HeadsSession:
         try:
             catch_up_seconds = self._catch_up(committed, num_tokens)
             self._state.begin(committed, num_tokens)
-            while len(drawing.tokens) < num_tokens and drawing.draw(self._state.logits(drawing.tokens)):
+            while len(drawing.tokens) < num_tokens and drawing.draw(self._state.logits(drawing.tokens)[None]):
                 pass
-        except Exception as error:
-            is_clear = isinstance(error, DraftError)
-            failure = DraftError(str(error) if is_clear else f"the heads failed: {type(error).__name__}: {error}")
-            if not drawing.tokens:
-                raise failure from error
-            self._failure = failure  # what was drawn is submitted all the same: dropping it would depend on its draw
+        except Exception as error:  # noqa: BLE001  # becomes a DraftError, now or at the next call
+            self._failure = drawing.failed(error)
         self._num_run = self._num_seen
         return drawing.proposal(catch_up_seconds)
 

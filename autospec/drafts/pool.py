@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -110,6 +112,19 @@ def sorted_starts(texts: Tokens) -> NDArray[np.uint32]:
     return np.asarray(order[is_text], dtype=np.uint32)
 
 
+_pools: weakref.WeakSet[SuffixPool] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A thread that held a lock does not exist in the child."""
+    for pool in _pools:
+        pool._renew_locks()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 class SuffixPool:
     """Texts of earlier requests, oldest first to go.
 
@@ -126,9 +141,13 @@ class SuffixPool:
         self._texts: deque[Tokens] = deque()
         self._num_tokens = 0
         self._num_new = 0
+        self._renew_locks()
+        _pools.add(self)
+        self.index = SuffixIndex(np.zeros(0, dtype=np.uint32))
+
+    def _renew_locks(self) -> None:
         self._lock = threading.Lock()
         self._building = threading.Lock()  # held by the one build that runs
-        self.index = SuffixIndex(np.zeros(0, dtype=np.uint32))
 
     @property
     def num_tokens(self) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from autospec.drafts.automaton import SuffixAutomaton
 from autospec.drafts.base import DraftRequest, Proposal, with_logits
-from autospec.drafts.pool import SuffixIndex, SuffixPool
+from autospec.drafts.pool import DEPTH, SuffixIndex, SuffixPool
 from autospec.errors import ConfigurationError, DraftError
 from autospec.notices import warn
 
@@ -59,12 +59,16 @@ class Suffix:
         for option, value, least in (("min_match", min_match, 1), ("max_pool_tokens", max_pool_tokens, 2)):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigurationError(f"{option}={value!r}: a whole number of at least {least} is needed")
+        if min_match >= DEPTH:
+            raise ConfigurationError(
+                f"min_match={min_match}: less than {DEPTH} is needed, longer ones are not told apart"
+            )
         if isinstance(min_score, bool) or not isinstance(min_score, (int, float)) or not 0.0 < min_score <= 1.0:
             raise ConfigurationError(f"min_score={min_score!r}: a number above 0 and up to 1 is needed")
         for option, flag in (("learns", learns), ("per_segment", per_segment)):
             if not isinstance(flag, bool):
                 raise ConfigurationError(f"{option}={flag!r}: True or False is needed")
-        self._damage: str | None = None
+        self.failure: str | None = None
         if isinstance(pool, (str, Path)):
             pool = self._loaded(Path(pool), max_pool_tokens)
         elif pool is not None and not isinstance(pool, SuffixPool):
@@ -87,15 +91,15 @@ class Suffix:
             self._pools[_ALL].belong_to(tokenizer)
 
     def start(self, request: DraftRequest) -> SuffixSession:
-        if self._damage is not None:
-            raise DraftError(self._damage)
+        if self.failure is not None:
+            raise DraftError(self.failure)
         with self._lock:
             pools = [self._pools[name] for name in dict.fromkeys((request.segment, _ALL)) if name in self._pools]
         return SuffixSession(pools, self.min_match, self.min_score, request.vocab_size)
 
     def learn(self, request: DraftRequest, answer: Sequence[int]) -> None:
         """Add the answer of a request that has ended."""
-        if not self.learns or self._damage is not None:
+        if not self.learns or self.failure is not None:
             return
         self._pool_of(request.segment if self.per_segment else _ALL).add(answer)
 
@@ -105,7 +109,7 @@ class Suffix:
         except DraftError as error:
             if not path.is_file():
                 raise
-            self._damage = str(error)
+            self.failure = str(error)
             warn(f"suffix will not draft: {error}")
             return None
 
