@@ -44,7 +44,7 @@ def target() -> Any:
 
 SOURCES = [
     "ngram",
-    "ngram-frequent",
+    "ngram-newest",
     "suffix",
     "assistant",
     "assistant-greedy",
@@ -59,7 +59,7 @@ RETRIEVAL = ("ngram", "suffix")
 def source(request: pytest.FixtureRequest, target: Any) -> Any:
     made = {
         "ngram": lambda: NGram(min_ngram=1),
-        "ngram-frequent": lambda: NGram(min_ngram=1, continuation="frequent", tokens_per_match=3),
+        "ngram-newest": lambda: NGram(min_ngram=1, continuation="newest", tokens_per_match=3),
         "suffix": lambda: Suffix(min_match=1),
         "assistant": lambda: Assistant(tiny.near_copy(target)),
         "assistant-stops": lambda: Assistant(tiny.near_copy(target), max_entropy=3.9, min_margin=0.001),
@@ -160,7 +160,8 @@ class TestNGram:
         ("committed", "length", "expected"),
         [
             ([1, 2, 3, 4, 1, 2], 2, [3, 4]),
-            ([1, 2, 3, 9, 1, 2, 4, 9, 1, 2], 1, [4]),  # the newest match
+            ([1, 2, 3, 9, 1, 2, 4, 9, 1, 2], 1, [4]),  # once each: the newest match
+            ([1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 4, 9, 1, 2], 2, [3, 8]),  # the most frequent continuation, where it was last
             ([7, 1, 2, 5, 8, 1, 2, 6, 7, 1, 2], 1, [5]),  # the longest match, though older
             ([1, 2, 1, 2], 5, [1, 2, 1, 2, 1]),  # a match that runs into the end goes on into its own draft
             ([4, 4], 3, [4, 4, 4]),  # one token is enough to match by default

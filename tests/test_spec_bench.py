@@ -18,7 +18,7 @@ from autospec.verify import PlainAnswer
 
 EXPERIMENT = "04_spec_bench"
 PROMPTS_PER_SEGMENT = 4
-NEW_TOKENS = 12
+NEW_TOKENS = 8
 
 
 def short_prompts(experiment: ModuleType) -> list[DemoPrompt]:

@@ -22,8 +22,8 @@ class NGram:
         max_ngram: longest run of last tokens looked for, at least 1.
         min_ngram: shortest run that is trusted, between 1 and `max_ngram`. One token is a weak match: more drafts,
             more of them accepted, a smaller share; 2 suits devices that verify a few tokens at much more than one.
-        continuation: of several matches, copy after the `newest`, or after the newest of those that went on with the
-            most `frequent` token.
+        continuation: of several matches, copy after the newest of those that went on with the most `frequent` token, or
+            after the `newest`.
         tokens_per_match: draft at most so many tokens for each token of the match, so that longer matches are trusted
             further; None: the whole block.
 
@@ -40,7 +40,7 @@ class NGram:
         *,
         max_ngram: int = 3,
         min_ngram: int = 1,
-        continuation: str = "newest",
+        continuation: str = "frequent",
         tokens_per_match: int | None = None,
     ) -> None:
         sizes = {"max_ngram": max_ngram, "min_ngram": min_ngram}
