@@ -161,7 +161,7 @@ class TestNGram:
         [
             ([1, 2, 3, 4, 1, 2], 2, [3, 4]),
             ([1, 2, 3, 9, 1, 2, 4, 9, 1, 2], 1, [4]),  # once each: the newest match
-            ([1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 4, 9, 1, 2], 2, [3, 8]),  # the most frequent continuation, where it was last
+            ([1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 4, 9, 1, 2], 2, [3, 8]),  # the most frequent, where it was last
             ([7, 1, 2, 5, 8, 1, 2, 6, 7, 1, 2], 1, [5]),  # the longest match, though older
             ([1, 2, 1, 2], 5, [1, 2, 1, 2, 1]),  # a match that runs into the end goes on into its own draft
             ([4, 4], 3, [4, 4, 4]),  # one token is enough to match by default
