@@ -157,6 +157,13 @@ def stop_recording(cache: Cache) -> None:
             layer.record_past = False
 
 
+def cut_back(cache: Cache, num_tokens: int) -> None:
+    """Keep at most the first tokens in every layer, also where a forward ended between two of them."""
+    for layer in cache.layers:
+        if (excess := layer.get_seq_length() - num_tokens) > 0:
+            layer.crop(-excess)
+
+
 def drop_last(cache: Cache, num_tokens: int) -> None:
     """Forget the last `num_tokens` tokens; 0 only trims layers that record."""
     cache.crop(-num_tokens)

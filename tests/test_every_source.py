@@ -11,6 +11,7 @@ import tiny
 import torch
 from compared import answer
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
 
 import autospec
 from autospec.caches import CACHE_KEYWORD
@@ -143,6 +144,79 @@ def test_several_turns_in_one_cache(target: Any, make_source: Any) -> None:
     for layer, plain_layer in zip(cache.layers, plain_cache.layers, strict=True):
         torch.testing.assert_close(layer.keys, plain_layer.keys)
         torch.testing.assert_close(layer.values, plain_layer.values)
+
+
+class Cancelled(StoppingCriteria):
+    """Raises when it is asked for the n-th time, as a request that is cancelled."""
+
+    def __init__(self, calls: int) -> None:
+        self.calls = calls
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        self.calls -= 1
+        if self.calls == 0:
+            raise KeyboardInterrupt
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+
+class Hears(BaseStreamer):
+    """Keeps what it hears, and raises after the n-th token."""
+
+    def __init__(self, most: int = 1000) -> None:
+        self.heard: list[int] = []
+        self.most = most + 1  # the prompt comes first
+
+    def put(self, value: torch.Tensor) -> None:
+        self.heard += value.flatten().tolist()
+        self.most -= 1
+        if self.most == 0:
+            raise KeyboardInterrupt
+
+    def end(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("where", ["criterion", "streamer"])
+def test_a_users_cache_after_a_cancelled_request_is_plain_decodings(target: Any, make_source: Any, where: str) -> None:
+    """Wherever in a block it is cancelled: as many tokens in the cache, and the same answer in the next turn."""
+
+    def conversation(number: int) -> tuple[list[int], int, list[int]]:
+        cache = DynamicCache(config=target.config)
+        hears = Hears(number if where == "streamer" else 1000)
+        criteria = StoppingCriteriaList([Cancelled(number)] if where == "criterion" else [])
+        options: dict[str, Any] = {CACHE_KEYWORD: cache, "do_sample": False}
+        with pytest.raises(KeyboardInterrupt):
+            target.generate(tiny.prompt(20), **options, max_new_tokens=12, streamer=hears, stopping_criteria=criteria)
+        held = cache.get_seq_length()
+        ids = torch.tensor([[*hears.heard, 5, 6, 7]])
+        return hears.heard, held, target.generate(ids, **options, max_new_tokens=6)[0].tolist()
+
+    plain = [conversation(number) for number in range(1, 9)]
+    source = make_source(target)
+    with autospec.wrap(target, tokenizer=tiny.tokenizer(), drafts=[source], policy=f"fixed:{source.name}:5"):
+        assert [conversation(number) for number in range(1, 9)] == plain
+
+
+def test_a_forward_that_is_interrupted_leaves_no_drafts_in_a_users_cache(target: Any, make_source: Any) -> None:
+    source, calls = make_source(target), 0
+
+    def interrupt(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt  # all layers have run
+
+    cache, hears = DynamicCache(config=target.config), Hears()
+    with autospec.wrap(target, tokenizer=tiny.tokenizer(), drafts=[source], policy=f"fixed:{source.name}:5"):
+        handle = target.model.norm.register_forward_hook(interrupt)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                target.generate(
+                    tiny.prompt(20), **{CACHE_KEYWORD: cache}, max_new_tokens=12, do_sample=False, streamer=hears
+                )
+        finally:
+            handle.remove()
+    assert cache.get_seq_length() <= len(hears.heard)
 
 
 def test_requests_side_by_side(target: Any, make_source: Any) -> None:

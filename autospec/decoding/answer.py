@@ -51,6 +51,9 @@ class Answer:
     ) -> None:
         self.tokens = tokens
         self.num_tokens = 0
+        self.num_settled = (
+            0  # of these, seen by all criteria and the streamer: plain decoding then runs the next forward
+        )
         self.is_finished = False
         is_plain_list = type(stopping_criteria) is StoppingCriteriaList
         self._criteria = list(stopping_criteria) if is_plain_list else [stopping_criteria]
@@ -79,6 +82,7 @@ class Answer:
         self.is_finished = any(ends)
         if self._streamer is not None:
             self._streamer.put(torch.tensor([token]))
+        self.num_settled += 1
 
     def end_stream(self) -> None:
         if self._streamer is not None:

@@ -222,11 +222,11 @@ class Loop:
 
     def _decode_block(self, logits: Tensor, proposal: Proposal, input_ids: Tensor) -> Committed:
         """Commit what the target makes of a proposal, and cut its cache back to that."""
-        before = self._answer.num_tokens
+        before = self._answer.num_settled
         try:
             committed = self._verification.run(logits, proposal, input_ids)
         except BaseException:
-            self._target.abort(self._answer.num_tokens - before)
+            self._target.abort(self._answer.num_settled - before)
             raise
         self._target.commit(committed.num_tokens)
         self._show_states()

@@ -11,7 +11,15 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import output_capturing
 
-from autospec.caches import CACHE_KEYWORD, drop_last, find_cache, start_recording, stop_recording, why_not_rollback
+from autospec.caches import (
+    CACHE_KEYWORD,
+    cut_back,
+    drop_last,
+    find_cache,
+    start_recording,
+    stop_recording,
+    why_not_rollback,
+)
 from autospec.errors import DraftError, ExactnessError
 
 _SELECTS_STATES = hasattr(output_capturing, "selected_hidden_states")  # since 5.24
@@ -87,7 +95,12 @@ class TargetSession:
             inputs["logits_to_keep"] = width
         if self.hidden_layers:
             inputs["output_hidden_states"] = _selection(self.hidden_layers)
-        outputs = self._model(**inputs, return_dict=True)
+        try:
+            outputs = self._model(**inputs, return_dict=True)
+        except BaseException:
+            if num_draft_tokens and cache is not None:
+                cut_back(cache, length + 1)  # where a plain step would have stopped
+            raise
         if num_draft_tokens and (find_cache(outputs) is not cache or length + width != _length(cache)):
             raise ExactnessError("the model did not append the block to its cache: it cannot be verified by blocks")
         return self._keep(outputs, width)
@@ -125,7 +138,8 @@ class TargetSession:
         """After an error in the middle of a block: leave the cache as plain decoding would have.
 
         Args:
-            num_tokens: committed in this block before the error; plain decoding has run one forward more.
+            num_tokens: committed in this block and seen by criteria and streamer before the error; plain decoding has
+                run one forward more.
         """
         if self._outputs is not None:
             self.commit(min(num_tokens + 1, self._width))
