@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from autospec.cli.loading import HalfOrFull, assistant_for, load_models
+from autospec.cli.loading import HalfOrFull, assistant_for, dtype_option, load_models, prompts_option, target_option
 from autospec.cli.report import load_report, print_report
 
 
 @click.command(name="demo")
-@click.option("--target", default="smollm2-135m", show_default=True, show_envvar=True, help="Model folder or hub id.")
+@target_option
 @click.option(
     "--assistant",
     default=None,
@@ -30,21 +30,8 @@ from autospec.cli.report import load_report, print_report
     show_envvar=True,
     help="Telemetry database; runs are added to it.",
 )
-@click.option(
-    "--dtype",
-    type=click.Choice(["bfloat16", "float32", "float16"]),
-    default="bfloat16",
-    show_default=True,
-    show_envvar=True,
-    help="Number format of the models.",
-)
-@click.option(
-    "--prompts",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    default=None,
-    show_envvar=True,
-    help="JSONL with messages or prompt, segment, max_new_tokens; the demonstration's own if left out.",
-)
+@dtype_option("bfloat16")
+@prompts_option
 @click.option(
     "--limit",
     type=click.IntRange(min=1),

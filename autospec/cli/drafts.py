@@ -9,7 +9,16 @@ from typing import Any
 
 import click
 
-from autospec.cli.loading import HalfOrFull, assistant_for, load_assistant, parse_lengths
+from autospec.cli.loading import (
+    HalfOrFull,
+    assistant_for,
+    block_lengths_option,
+    dtype_option,
+    load_assistant,
+    parse_lengths,
+    prompts_option,
+    target_option,
+)
 
 SHOWN_POSITIONS = 4
 
@@ -20,7 +29,7 @@ def command() -> None:
 
 
 @command.command(name="bench")
-@click.option("--target", default="smollm2-135m", show_default=True, show_envvar=True, help="Model folder or hub id.")
+@target_option
 @click.option(
     "--drafts",
     default="ngram,suffix",
@@ -37,17 +46,9 @@ def command() -> None:
 @click.option(
     "--early-exit", default=None, show_envvar=True, help="Draft with the target's first layers: numbers, as in 4,8."
 )
-@click.option(
-    "--prompts",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    default=None,
-    show_envvar=True,
-    help="JSONL with messages or prompt, segment, max_new_tokens; the demonstration's own if left out.",
-)
+@prompts_option
 @click.option("--limit", type=click.IntRange(min=1), default=None, show_envvar=True, help="Only so many prompts.")
-@click.option(
-    "--block-lengths", default="1,2,4,8,16", show_default=True, show_envvar=True, help="Comma-separated, each >= 1."
-)
+@block_lengths_option
 @click.option(
     "--temperature",
     type=click.FloatRange(min=0),
@@ -63,14 +64,7 @@ def command() -> None:
     show_envvar=True,
     help="Tokens of each answer; the prompt's own number if left out.",
 )
-@click.option(
-    "--dtype",
-    type=click.Choice(["bfloat16", "float32", "float16"]),
-    default="bfloat16",
-    show_default=True,
-    show_envvar=True,
-    help="Number format of the models.",
-)
+@dtype_option("bfloat16")
 @click.option("--seed", type=int, default=0, show_default=True, show_envvar=True, help="Of sampled answers.")
 @click.option("--json", is_flag=True, show_envvar=True, help="Print one JSON object instead of the table.")
 def bench_command(

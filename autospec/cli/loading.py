@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import click
 
 HalfOrFull = Literal["bfloat16", "float32", "float16"]
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+prompts_option = click.option(
+    "--prompts",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    default=None,
+    show_envvar=True,
+    help="JSONL with messages or prompt, segment, max_new_tokens; the demonstration's own if left out.",
+)
+target_option = click.option(
+    "--target", default="smollm2-135m", show_default=True, show_envvar=True, help="Model folder or hub id."
+)
+block_lengths_option = click.option(
+    "--block-lengths", default="1,2,4,8,16", show_default=True, show_envvar=True, help="Comma-separated, each >= 1."
+)
+
+
+def dtype_option(default: HalfOrFull) -> Callable[[Command], Command]:
+    """`--dtype`, of all models that a command loads."""
+    return click.option(
+        "--dtype",
+        type=click.Choice(["float32", "bfloat16", "float16"]),
+        default=default,
+        show_default=True,
+        show_envvar=True,
+        help="Number format of the models.",
+    )
+
 
 ASSISTANTS = {"smollm2-135m": "smollm2-135m-assistant"}
 """The assistant that comes with autospec, by the target it was made for."""

@@ -9,30 +9,22 @@ from pathlib import Path
 
 import click
 
-from autospec.cli.loading import HalfOrFull, load_models, parse_lengths
+from autospec.cli.loading import (
+    HalfOrFull,
+    block_lengths_option,
+    dtype_option,
+    load_models,
+    parse_lengths,
+    prompts_option,
+)
 
 
 @click.command(name="verify")
 @click.option("--target", required=True, show_envvar=True, help="Model folder, hub id, or smollm2-135m.")
 @click.option("--assistant", default=None, show_envvar=True, help="A smaller model with the same tokenizer, to draft.")
-@click.option(
-    "--prompts",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    default=None,
-    show_envvar=True,
-    help="JSONL with messages or prompt, segment, max_new_tokens; the demonstration's own if left out.",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16", "float16"]),
-    default="float32",
-    show_default=True,
-    show_envvar=True,
-    help="Number format of the models.",
-)
-@click.option(
-    "--block-lengths", default="1,2,4,8,16", show_default=True, show_envvar=True, help="Comma-separated, each >= 1."
-)
+@prompts_option
+@dtype_option("float32")
+@block_lengths_option
 @click.option(
     "--new-tokens",
     type=click.IntRange(min=1),

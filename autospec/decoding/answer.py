@@ -51,9 +51,7 @@ class Answer:
     ) -> None:
         self.tokens = tokens
         self.num_tokens = 0
-        self.num_settled = (
-            0  # of these, seen by all criteria and the streamer: plain decoding then runs the next forward
-        )
+        self.num_settled = 0  # of these, seen by all criteria and the streamer; only then is the next forward run
         self.is_finished = False
         is_plain_list = type(stopping_criteria) is StoppingCriteriaList
         self._criteria = list(stopping_criteria) if is_plain_list else [stopping_criteria]

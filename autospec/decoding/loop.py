@@ -68,7 +68,6 @@ class Loop:
         self._verification = verification
         self._chooser = chooser
         self._sources = dict(sources)
-        self._failures = {name: str(why) for name, s in sources.items() if (why := getattr(s, "failure", None))}
         self._learning: dict[str, Any] = {name: s for name, s in sources.items() if callable(getattr(s, "learn", None))}
         self._sessions: dict[str, DraftSession] = {}
         self._seeing = {name: layers for name, s in sources.items() if (layers := hidden_layers_of(s))}
@@ -83,8 +82,9 @@ class Loop:
 
     def run(self) -> None:
         """Decode until a stopping criterion holds."""
-        for name, failure in self._failures.items():
-            self._switch_off(name, DraftError(failure))
+        for name, source in list(self._sources.items()):
+            if failure := getattr(source, "failure", None):
+                self._switch_off(name, DraftError(failure))
         input_ids = self._answer.tokens.on_device
         logits = self._target.prefill(input_ids)
         self.tally.prefill_seconds = self._watch.lap()

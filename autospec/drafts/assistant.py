@@ -190,9 +190,9 @@ class AssistantSession:
             self._failure = drawing.failed(error)
         return drawing.proposal(catch_up_seconds)
 
-    def lend(self, cache: DynamicCache, tokens: Sequence[int]) -> None:
-        """Use a copy of another one's cache in the next proposal. Args: tokens: what it holds."""
-        self._cache, self._cached, self._num_agreed = cache, list(tokens), len(tokens)
+    def lend(self, cache: DynamicCache, tokens: list[int]) -> None:
+        """Use a copy of another one's cache in the next proposal. Args: tokens: what it holds; kept, and changed."""
+        self._cache, self._cached, self._num_agreed = cache, tokens, len(tokens)
 
     def take_back(self) -> None:
         """Forget what was lent."""
@@ -203,9 +203,8 @@ class AssistantSession:
         while agreed < min(len(self._cached), len(text)) and self._cached[agreed] == text[agreed]:
             agreed += 1
         agreed = min(agreed, len(text) - 1)  # the last id of the text is always run, for its logits
-        if (
-            self._cached and self._cache is not None
-        ):  # once per proposal, also for nothing: layers that forget are trimmed by it, and only then
+        if self._cached and self._cache is not None:
+            # once per proposal, also for nothing: layers that forget are trimmed by it, and only then
             drop_last(self._cache, len(self._cached) - agreed)
             del self._cached[agreed:]
         self._num_agreed = min(agreed, self._reading.num_settled)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -84,7 +85,7 @@ class EarlyExitSession:
         view = first_layers_of_cache(self._request.target_cache(), self._num_layers, num_cached)
         if view is None:
             return self._session.propose(committed, block_length)
-        self._session.lend(view, committed[:num_cached])
+        self._session.lend(view, list(islice(committed, num_cached)))
         try:
             return self._session.propose(committed, block_length)
         finally:
