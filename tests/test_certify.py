@@ -314,12 +314,12 @@ def test_processors_with_the_wrong_prefix_are_found(sampling: str, monkeypatch: 
     run = Verification.run
 
     def with_the_prefix_of_the_block(self: Verification, *args: Any) -> Any:
-        right, frozen = self._processors.rest, self._answer.tokens.on_device
-        self._processors.rest = lambda ids, scores: right(frozen, scores)  # type: ignore[assignment]
+        right, frozen = self._processors.second_stage, self._answer.tokens.on_device
+        self._processors.second_stage = lambda ids, scores: right(frozen, scores)  # type: ignore[method-assign]
         try:
             return run(self, *args)
         finally:
-            self._processors.rest = right
+            self._processors.second_stage = right  # type: ignore[method-assign]
 
     monkeypatch.setattr(Verification, "run", with_the_prefix_of_the_block)
     assert violates(a_case(processors=processors, sampling=sampling))
@@ -333,6 +333,27 @@ def test_the_neighbours_prefix_in_the_first_stage_is_found(sampling: str, monkey
     first_stage = BlockProcessors.first_stage
     monkeypatch.setattr(
         BlockProcessors, "first_stage", lambda self, ids, scores: first_stage(self, ids.roll(1, dims=1), scores)
+    )
+    assert violates(case)
+
+
+@pytest.mark.parametrize("sampling", ["maximal", "paired"])
+@pytest.mark.parametrize("num_together", [1, 2, 3])
+def test_the_neighbours_prefix_in_the_second_stage_is_found(
+    num_together: int, sampling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_together)
+    processors = lambda: LogitsProcessorList(
+        [  # noqa: E731
+            transformers.SequenceBiasLogitsProcessor({(0, 1): 2.0, (1, 2): 2.0, (2, 0): 2.0}),
+            transformers.TopPLogitsWarper(0.7),
+        ]
+    )
+    case = a_case(processors=processors, sampling=sampling)
+    assert not violates(case)
+    second_stage = BlockProcessors.second_stage
+    monkeypatch.setattr(
+        BlockProcessors, "second_stage", lambda self, ids, scores: second_stage(self, ids.roll(1, dims=1), scores)
     )
     assert violates(case)
 

@@ -160,8 +160,8 @@ class TestNGram:
         ("committed", "length", "expected"),
         [
             ([1, 2, 3, 4, 1, 2], 2, [3, 4]),
-            ([1, 2, 3, 9, 1, 2, 4, 9, 1, 2], 1, [4]),  # once each: the newest match
-            ([1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 4, 9, 1, 2], 2, [3, 8]),  # the most frequent, where it was last
+            ([1, 2, 3, 9, 1, 2, 4, 8, 1, 2], 1, [3]),  # once each: the first match
+            ([1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 4, 7, 1, 2], 2, [3, 9]),  # the most frequent, where it was first
             ([7, 1, 2, 5, 8, 1, 2, 6, 7, 1, 2], 1, [5]),  # the longest match, though older
             ([1, 2, 1, 2], 5, [1, 2, 1, 2, 1]),  # a match that runs into the end goes on into its own draft
             ([4, 4], 3, [4, 4, 4]),  # one token is enough to match by default
@@ -179,8 +179,8 @@ class TestNGram:
     @pytest.mark.parametrize(
         ("committed", "newest", "frequent"),
         [
-            ([1, 2, 3, 8, 1, 2, 3, 9, 1, 2, 4, 6, 1, 2], [4, 6], [3, 9]),  # 3 twice, its newest place is copied
-            ([1, 2, 3, 8, 1, 2, 4, 9, 1, 2], [4, 9], [4, 9]),  # once each: the newer
+            ([1, 2, 3, 8, 1, 2, 3, 9, 1, 2, 4, 6, 1, 2], [4, 6], [3, 8]),  # 3 twice, its first place is copied
+            ([1, 2, 3, 8, 1, 2, 4, 9, 1, 2], [4, 9], [3, 8]),  # once each: the first
             ([1, 2, 3, 1, 2], [3, 1], [3, 1]),
             ([1, 2], [], []),
         ],

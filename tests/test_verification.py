@@ -19,7 +19,7 @@ from transformers.generation.streamers import BaseStreamer
 import autospec
 from autospec.certify import SyntheticModel, constant_table
 from autospec.decoding.loop import Loop
-from autospec.decoding.processors import COSTLY, ONE_ROW, PURE, SCORES_ALONE, BlockProcessors
+from autospec.decoding.processors import COSTLY, PREFIXES, PURE, SCORES_ALONE, SUMMING, BlockProcessors
 from autospec.decoding.selection import Greedy, Maximal, Paired
 from autospec.decoding.target import TargetSession
 from autospec.decoding.tokens import Tokens
@@ -81,12 +81,14 @@ def test_all_positions_at_once_give_the_bits_of_one_by_one(name: str, masked: bo
     expected = [processor(ids[:, : 4 + i], scores[i : i + 1].clone()) for i in range(6)]
     for device in (CPU, torch.device("meta")):  # where all pure processors belong to the first stage
         block = BlockProcessors(LogitsProcessorList([processor]), device)
-        assert block.is_at_once == (device.type != "cpu" or name not in COSTLY)
-        if block.is_at_once:
+        assert (block.num_together is None) == (device.type != "cpu" or name not in COSTLY)
+        if block.num_together is None:
             assert torch.equal(block.first_stage(ids, scores.clone()), torch.cat(expected))
+        else:
+            assert torch.equal(block.second_stage(ids, scores.clone()), torch.cat(expected))
 
 
-@pytest.mark.parametrize("name", [*SCORES_ALONE, "softmax"])
+@pytest.mark.parametrize("name", sorted({*SCORES_ALONE, "softmax"} - set(SUMMING)))
 def test_a_large_vocabulary_and_several_threads_change_no_bit(name: str) -> None:
     scores, before = rows(5, vocab_size=70_001), torch.get_num_threads()
     ids = torch.zeros(1, 9, dtype=torch.long)
@@ -99,7 +101,57 @@ def test_a_large_vocabulary_and_several_threads_change_no_bit(name: str) -> None
 
 
 def test_each_kind_is_listed_once() -> None:
-    assert sorted(PURE) == sorted({*SCORES_ALONE, *ONE_ROW, *COSTLY}) == sorted(MADE)
+    assert sorted(PURE) == sorted({*SCORES_ALONE, *PREFIXES}) == sorted(MADE)
+    assert set(SUMMING) <= set(SCORES_ALONE)
+    assert set(COSTLY) <= set(PURE)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_costly_processors_take_as_many_positions_as_there_are_threads(
+    num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, calls = tiny.llama(), []
+    ids = tiny.prompt(20)
+    call = transformers.TopPLogitsWarper.__call__
+
+    def counted(self: Any, input_ids: Any, scores: Any) -> Any:
+        calls.append(len(scores))
+        return call(self, input_ids, scores)
+
+    answer = target.generate(ids, max_new_tokens=10, do_sample=False)[0].tolist()
+    answer[-3] ^= 1  # the last draft but one or two is rejected
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+    with autospec.wrap(target, drafts=[Oracle(answer)], policy=Fixed("oracle", block_length=8)):
+        monkeypatch.setattr(transformers.TopPLogitsWarper, "__call__", counted)
+        target.generate(ids, max_new_tokens=10, do_sample=True, temperature=0.01, top_p=0.9)
+    block = {1: [1] * 7, 2: [2, 2, 2, 2], 3: [3, 3, 3]}[num_threads]  # positions 1 to 7 are judged, of 9
+    assert calls[: 1 + len(block)] == [1, *block]
+
+
+@pytest.mark.parametrize("num_threads", [2, 3])
+def test_a_processor_that_fails_for_positions_in_company_fails_as_in_plain_decoding(
+    num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tiny.llama()
+    ids = tiny.prompt(20)
+    call = transformers.TopPLogitsWarper.__call__
+
+    def alone(self: Any, input_ids: Any, scores: Any) -> Any:
+        if len(scores) > 1:
+            raise RuntimeError("one row only")
+        return call(self, input_ids, scores)
+
+    answer = target.generate(ids, max_new_tokens=12, do_sample=False)[0].tolist()
+    options = {"max_new_tokens": 12, "do_sample": True, "temperature": 0.3, "top_p": 0.9}
+    torch.manual_seed(3)
+    plain = target.generate(ids, **options)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+    monkeypatch.setattr(transformers.TopPLogitsWarper, "__call__", alone)
+    with autospec.wrap(target, drafts=[Oracle(answer)], policy=Fixed("oracle", block_length=4)) as speculator:
+        torch.manual_seed(3)
+        assert torch.equal(target.generate(ids, **options), plain)
+        assert speculator.last_request is not None
+        assert speculator.last_request.fallback_reason is None
 
 
 class Counting(LogitsProcessor):
@@ -116,11 +168,14 @@ class Counting(LogitsProcessor):
 def test_stages_end_where_the_first_other_processor_stands() -> None:
     temperature, counting = transformers.TemperatureLogitsWarper(0.5), Counting()
     block = BlockProcessors(LogitsProcessorList([temperature, counting, temperature]), CPU)
-    assert not block.is_at_once
-    assert list(block.rest) == [counting, temperature]
+    assert block.num_together == 1
+    assert torch.equal(
+        block.second_stage(torch.zeros(1, 4, dtype=torch.long), torch.ones(1, 3)), torch.full((1, 3), 2.0)
+    )
+    assert counting.calls == 1
     scores = rows()
     assert torch.equal(block.first_stage(torch.zeros(1, 9, dtype=torch.long), scores), scores / 0.5)
-    assert counting.calls == 0
+    assert counting.calls == 1
 
 
 def test_a_list_with_a_call_of_its_own_is_called_position_by_position() -> None:
@@ -129,8 +184,8 @@ def test_a_list_with_a_call_of_its_own_is_called_position_by_position() -> None:
             return super().__call__(input_ids, scores, **kwargs) + 1
 
     block = BlockProcessors(Special([transformers.TemperatureLogitsWarper(0.5)]), CPU)
-    assert not block.is_at_once
-    assert torch.equal(block.rest(torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 3)), torch.ones(1, 3))
+    assert block.num_together == 1
+    assert torch.equal(block.second_stage(torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 3)), torch.ones(1, 3))
 
 
 @pytest.mark.parametrize("block_length", [1, 4, 8])

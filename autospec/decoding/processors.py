@@ -3,7 +3,9 @@
 Any processor is safe when it is called as plain decoding calls it: once per committed token, in order, with that
 token's own prefix. Those known to be pure functions of prefix and scores may also be called for positions that are
 never committed. So a block's scores are processed in two stages: the first processors, as long as they are pure, for
-all positions at once; from the first other one on, position by position, only as far as the answer goes.
+all positions at once; then the others, position by position, only as far as the answer goes. On the CPU a pure one that
+costs much belongs to the second stage too, and when nothing but pure ones does, it takes as many positions at a time as
+there are threads: that costs about what one does.
 
 A draft calls processors for tokens that may be rejected, so only pure ones may shape it; the draft is merely less often
 accepted for each one left out.
@@ -20,28 +22,38 @@ from transformers import LogitsProcessorList
 
 SCORES_ALONE = (
     "EpsilonLogitsWarper",
+    "EtaLogitsWarper",
     "InfNanRemoveLogitsProcessor",
     "LogitNormalization",
     "MinPLogitsWarper",
     "SuppressTokensLogitsProcessor",
     "TemperatureLogitsWarper",
+    "TopHLogitsWarper",
     "TopKLogitsWarper",
+    "TopPLogitsWarper",
+    "TypicalLogitsWarper",
 )
-"""Look at no prefix, and give each row the bits that it would get alone: one call for all positions."""
+"""Look at no prefix: one call for all positions of a stage."""
 
-ONE_ROW = (
+PREFIXES = (
+    "EncoderNoRepeatNGramLogitsProcessor",
     "EncoderRepetitionPenaltyLogitsProcessor",
-    "EtaLogitsWarper",
     "ExponentialDecayLengthPenalty",
     "ForcedBOSTokenLogitsProcessor",
     "ForcedEOSTokenLogitsProcessor",
     "MinLengthLogitsProcessor",
     "MinNewTokensLengthLogitsProcessor",
+    "NoBadWordsLogitsProcessor",
+    "NoRepeatNGramLogitsProcessor",
     "RepetitionPenaltyLogitsProcessor",
+    "SequenceBiasLogitsProcessor",
     "SuppressTokensAtBeginLogitsProcessor",
 )
-"""One call for each position, with its own prefix. (Eta sums over the vocabulary, and threads share the sum of one row
-in another way than those of several.)"""
+"""One call for each position, with its own prefix."""
+
+SUMMING = ("EtaLogitsWarper", "TypicalLogitsWarper")
+"""Sum over the vocabulary. On the CPU threads share the sum of one row in another way than those of several, which
+changes last bits: one call for each position there."""
 
 COSTLY = (
     "EncoderNoRepeatNGramLogitsProcessor",
@@ -52,10 +64,9 @@ COSTLY = (
     "TopPLogitsWarper",
     "TypicalLogitsWarper",
 )
-"""One call for each position: they search the prefix, or sort the vocabulary (sorted together, rows may order equals
-in another way). On the CPU a position that is not committed would cost more than it could save."""
+"""Search the prefix or sort the vocabulary: on the CPU, for a position that is not committed, that is a loss."""
 
-PURE = (*SCORES_ALONE, *ONE_ROW, *COSTLY)
+PURE = (*SCORES_ALONE, *PREFIXES)
 
 
 def _types(names: tuple[str, ...]) -> set[type]:
@@ -63,8 +74,9 @@ def _types(names: tuple[str, ...]) -> set[type]:
 
 
 _PURE_TYPES = _types(PURE)
-_COSTLY_TYPES = _types(COSTLY)
 _SCORES_ALONE_TYPES = _types(SCORES_ALONE)
+_SUMMING_TYPES = _types(SUMMING)
+_COSTLY_TYPES = _types(COSTLY)
 
 
 def pure_processors(processors: LogitsProcessorList) -> LogitsProcessorList:
@@ -80,27 +92,32 @@ class BlockProcessors:
         device: where the scores are.
 
     Attributes:
-        rest: the second stage; called as plain decoding calls them.
-        is_at_once: there is no second stage.
-        may_write: there is one that might change scores in place.
+        num_together: how many positions the second stage takes at a time; None: there is none.
+        may_write: there is a processor that might change scores in place.
     """
 
     def __init__(self, processors: LogitsProcessorList, device: torch.device) -> None:
-        at_once = _PURE_TYPES if device.type != "cpu" else _PURE_TYPES - _COSTLY_TYPES
+        on_host = device.type == "cpu"
+        first = _PURE_TYPES - _COSTLY_TYPES if on_host else _PURE_TYPES
         is_plain_list = type(processors) is LogitsProcessorList  # another kind of list may call them in its own way
         count = 0
-        while is_plain_list and count < len(processors) and type(processors[count]) in at_once:
+        while is_plain_list and count < len(processors) and type(processors[count]) in first:
             count += 1
         self._all = processors
-        self._first = processors[:count]
-        self.rest = LogitsProcessorList(processors[count:]) if is_plain_list else processors
-        self.is_at_once = is_plain_list and count == len(processors)
+        self._first = LogitsProcessorList(processors[:count])
+        self._second = LogitsProcessorList(processors[count:]) if is_plain_list else processors
+        self._one_call = _SCORES_ALONE_TYPES - _SUMMING_TYPES if on_host else _SCORES_ALONE_TYPES
+        self.num_together: int | None = 1
+        if is_plain_list and count == len(processors):
+            self.num_together = None
+        elif is_plain_list and all(type(processor) in _PURE_TYPES for processor in self._second):
+            self.num_together = torch.get_num_threads()
         self.may_write = not is_plain_list or len(processors) > 0
 
     def one_by_one(self) -> BlockProcessors:
         """The same without a first stage."""
         single = copy.copy(self)
-        single._first, single.rest, single.is_at_once = LogitsProcessorList(), self._all, False
+        single._first, single._second, single.num_together = LogitsProcessorList(), self._all, 1
         return single
 
     def first_stage(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -113,8 +130,18 @@ class BlockProcessors:
         Returns:
             [n, vocab_size].
         """
-        for processor in self._first:
-            if type(processor) in _SCORES_ALONE_TYPES or len(scores) == 1:
+        return self._apply(self._first, input_ids, scores)
+
+    def second_stage(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """At most `num_together` positions; arguments and result as in the first stage."""
+        if len(scores) == 1:
+            processed: Tensor = self._second(input_ids, scores)
+            return processed
+        return self._apply(self._second, input_ids, scores)
+
+    def _apply(self, processors: LogitsProcessorList, input_ids: Tensor, scores: Tensor) -> Tensor:
+        for processor in processors:
+            if type(processor) in self._one_call or len(scores) == 1:
                 scores = processor(input_ids, scores)
             else:
                 committed = input_ids.shape[1] - len(scores) + 1

@@ -46,7 +46,6 @@ class Verification:
     ) -> None:
         self._answer = answer
         self._processors = BlockProcessors(processors, answer.tokens.device)
-        self._is_at_once = self._processors.is_at_once and answer.is_predictable
         self._rule = rule
         self._text = text
         self._scores_dtype = scores_dtype
@@ -55,7 +54,7 @@ class Verification:
         """Choose and commit tokens until a rejection, the bonus token, or the end.
 
         All positions at once where nothing but tokens and scores is looked at; otherwise one at a time, so that nobody
-        is asked about a position before the one in front of it is committed.
+        is asked about a position before the one in front of it is committed; where looking is only costly, a few.
 
         Args:
             logits: [k + 1, vocab_size], the target's, one row for each prefix that ends after a draft token.
@@ -63,23 +62,29 @@ class Verification:
             input_ids: [1, n + k], the committed tokens and the drafts.
         """
         num_drafts, draft_probs = len(proposal.tokens), proposal.draft_probs
-        processors, is_at_once = self._processors, self._is_at_once
+        processors, num_committed = self._processors, input_ids.shape[1] - num_drafts
         raw = logits.to(copy=processors.may_write, dtype=self._scores_dtype, device=input_ids.device)
+        step = (processors.num_together or num_drafts + 1) if self._answer.is_predictable else 1
         try:
             scores = processors.first_stage(input_ids, raw)
         except Exception:  # noqa: BLE001  # plain decoding may never come to the position at fault; if so, it raises below
-            processors, is_at_once = processors.one_by_one(), False
-            scores = raw
-        step = num_drafts + 1 if is_at_once else 1
-        committed = Committed()
-        for start in range(0, num_drafts + 1, step):
-            part = slice(start, start + step)
-            rows = processors.rest(self._answer.tokens.on_device, scores[part])
+            processors, scores, step = processors.one_by_one(), raw, 1
+        committed, start = Committed(), 0
+        while start <= num_drafts:
+            part = slice(start, min(start + step, num_drafts + 1))
+            try:
+                rows = processors.second_stage(input_ids[:, : num_committed + part.stop - 1], scores[part])
+            except Exception:  # as above
+                if step == 1:
+                    raise
+                step = 1
+                continue
             part_probs = None if draft_probs is None else draft_probs[part]
             selection = self._rule.select(rows, proposal.tokens[part], part_probs)
             self._append(selection, raw[part], rows, committed)
-            if self._answer.is_finished or selection.num_accepted < step:
+            if self._answer.is_finished or selection.num_accepted < len(rows):
                 break
+            start = part.stop
         committed.num_judged = min(committed.num_tokens, num_drafts)
         return committed
 

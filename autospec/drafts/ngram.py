@@ -22,8 +22,9 @@ class NGram:
         max_ngram: longest run of last tokens looked for, at least 1.
         min_ngram: shortest run that is trusted, between 1 and `max_ngram`. One token is a weak match: more drafts,
             more of them accepted, a smaller share; 2 suits devices that verify a few tokens at much more than one.
-        continuation: of several matches, copy after the newest of those that went on with the most `frequent` token, or
-            after the `newest`.
+        continuation: of several matches, copy after the first of those that went on with the most `frequent` token (the
+            first to be so, among equals), or after the `newest`. In summaries, the beginning of a text is what is
+            copied most; in dialogue, its end.
         tokens_per_match: draft at most so many tokens for each token of the match, so that longer matches are trusted
             further; None: the whole block.
 
@@ -81,21 +82,23 @@ class NewestEnds:
 
 
 class FrequentEnds:
-    """Of each n-gram, where it last ended before the token that followed it most often (the newer among equals)."""
+    """Of each n-gram, where it first ended before the token that followed it most often (first to be so, among equals)."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[int, ...], dict[int, int]] = {}
-        self._ends: dict[tuple[int, ...], tuple[int, int, int]] = {}  # count, end and token of the most frequent
+        self._found: dict[tuple[int, ...], dict[int, tuple[int, int]]] = {}  # by following token: count, first end
+        self._best: dict[tuple[int, ...], tuple[int, int]] = {}
 
     def add(self, ngram: tuple[int, ...], end: int, following: int) -> None:
-        counts = self._counts.setdefault(ngram, {})
-        counts[following] = counts.get(following, 0) + 1
-        if counts[following] >= self._ends.get(ngram, (0, 0, 0))[0]:
-            self._ends[ngram] = (counts[following], end, following)
+        found = self._found.setdefault(ngram, {})
+        count, first = found.get(following, (0, end))
+        found[following] = counted = (count + 1, first)
+        best = self._best.get(ngram)
+        if best is None or counted[0] > best[0]:
+            self._best[ngram] = counted
 
     def find(self, ngram: tuple[int, ...]) -> int | None:
-        found = self._ends.get(ngram)
-        return None if found is None else found[1]
+        best = self._best.get(ngram)
+        return None if best is None else best[1]
 
 
 class NGramSession:
