@@ -63,8 +63,8 @@ types: $(DEV_READY) ## mypy, strict
 lock: $(DEV_READY) ## resolve both lock files from pyproject.toml (UPGRADE=1: to the newest releases)
 	$(BIN)/pip-compile $(LOCK_OPTIONS) --output-file requirements.lock pyproject.toml
 	sed -i "s/^\(torch==[0-9.]*\)+cpu/\1    /" requirements.lock
-	$(BIN)/pip-compile $(LOCK_OPTIONS) --extra dashboard --extra postgres --extra dev --constraint requirements.lock \
-	  --output-file requirements-dev.lock pyproject.toml
+	$(BIN)/pip-compile $(LOCK_OPTIONS) --extra dashboard --extra metrics --extra otel --extra parquet --extra postgres --extra dev \
+	  --constraint requirements.lock --output-file requirements-dev.lock pyproject.toml
 	sed -i "s/^\(torch==[0-9.]*\)+cpu/\1    /" requirements-dev.lock
 LOCK_OPTIONS = --quiet --strip-extras --allow-unsafe --annotation-style line --no-emit-options --no-emit-index-url \
   --no-emit-find-links --no-emit-trusted-host $(if $(UPGRADE),--upgrade) --upgrade-package torch==$(TORCH)

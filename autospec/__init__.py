@@ -19,7 +19,7 @@ from autospec.errors import (
     ModelError,
     StoreError,
 )
-from autospec.segments import segment
+from autospec.segments import segment, tenant
 from autospec.types import Action, BlockContext, BlockOutcome, RequestRecord
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ __all__ = [
     "policies",
     "segment",
     "telemetry",
+    "tenant",
     "wrap",
 ]
 

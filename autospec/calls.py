@@ -106,11 +106,17 @@ class Call:
 
     def prompt_tokens(self) -> int:
         """Tokens of the prompt; 1 (the start token) when nothing is given, 0 when it is not given as ids."""
+        ids = self.prompt_ids()
+        if ids is not None:
+            return int(ids.shape[-1])
+        given = (self.arguments.get(name) for name in ("inputs", "input_ids", "inputs_embeds"))
+        return 1 if all(value is None for value in given) else 0
+
+    def prompt_ids(self) -> Tensor | None:
+        """The prompt, [rows, tokens]; None when it is not given as ids."""
         ids = self.arguments.get("inputs")
         ids = ids if ids is not None else self.arguments.get("input_ids")
-        if ids is None and self.arguments.get("inputs_embeds") is None:
-            return 1
-        return int(ids.shape[-1]) if isinstance(ids, Tensor) and ids.dim() == 2 else 0
+        return ids if isinstance(ids, Tensor) and ids.dim() == 2 else None
 
     def output_tokens(self, output: Any, *, is_encoder_decoder: bool) -> int:
         """Tokens of the answer in what `generate` returned; padding after the end of a row is not counted."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import socket
-from collections.abc import Iterable
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,17 @@ from typing import Any
 import torch
 import transformers
 
+from autospec.memory import weight_bytes
 from autospec.types import Deployment
 
 
-def describe_deployment(model: Any, drafts: Iterable[str]) -> Deployment:
-    """Host, device, target, dtype, drafts and versions of a wrapped model."""
+def describe_deployment(model: Any, drafts: Mapping[str, Any]) -> Deployment:
+    """Host, device, target, dtype, drafts, versions and weights of a wrapped model.
+
+    Args:
+        model: the target.
+        drafts: draft sources by name; the weights of one that has a `model` count.
+    """
     return Deployment(
         host=socket.gethostname(),
         device=device_name(model.device),
@@ -29,6 +35,7 @@ def describe_deployment(model: Any, drafts: Iterable[str]) -> Deployment:
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
+        model_bytes=weight_bytes([model, *(getattr(source, "model", None) for source in drafts.values())]),
     )
 
 

@@ -26,6 +26,17 @@ def held_bytes(roots: Iterable[Any], *, shared: Iterable[Any] = ()) -> int:
     return _walk(roots, seen)
 
 
+def weight_bytes(modules: Iterable[Any]) -> int:
+    """Bytes of parameters and buffers; what modules share is counted once."""
+    storages: dict[int, int] = {}
+    for module in modules:
+        if isinstance(module, torch.nn.Module):
+            for tensor in (*module.parameters(), *module.buffers()):
+                storage = tensor.untyped_storage()
+                storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
 def _walk(roots: Iterable[Any], seen: set[int]) -> int:
     total = 0
     waiting = list(roots)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import uuid
 from collections.abc import Iterable, Iterator
@@ -9,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import update_wrapper
+from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +28,15 @@ from autospec.drafts.base import DraftSource
 from autospec.drafts.registry import make_sources
 from autospec.errors import ConfigurationError
 from autospec.notices import warn
-from autospec.policies.base import CostEstimates, Policy
+from autospec.observations import calibration_samples, peak_memory_bytes, policy_version, predicted_control_seconds
+from autospec.observers import Observer, Observers
+from autospec.policies.base import CostEstimates, Policy, check_range
 from autospec.policies.registry import make_policy
 from autospec.randomness import TorchRandomness, plain_draws
-from autospec.segments import resolve
+from autospec.recording import Redact, TokenRecorder
+from autospec.segments import Segmenter, make_segmenter
+from autospec.segments.requests import RequestSegments
+from autospec.telemetry.traces import pack
 from autospec.types import PhaseSeconds, RequestRecord
 
 if TYPE_CHECKING:
@@ -50,6 +57,10 @@ def wrap(
     sampling: str = "paired",
     strict: bool = False,
     run: str | None = None,
+    metrics: Observer | Iterable[Observer] | None = None,
+    segments: str | Path | Segmenter | None = None,
+    trace: float = 0.0,
+    record: bool | Redact = False,
 ) -> Speculator:
     """Make `model.generate(...)` speculative until the returned object is closed.
 
@@ -64,6 +75,13 @@ def wrap(
         strict: decode plainly wherever rounding is known to part texts, that is in half precision and with quantised
             weights: there a forward over a block and one-token forwards often order nearly equal logits differently.
         run: a label for the requests of an experiment.
+        metrics: who is told of each request: `autospec.telemetry.Metrics()` (Prometheus), `autospec.telemetry.Spans()`
+            (OpenTelemetry), any object with `observe(record)`, or several of them.
+        record: keep prompts and answers in the database, as token ids: for `autospec tune`. True, or a function that
+            takes both as lists and gives what may be kept of them, None for nothing.
+        trace: share of the requests, chosen at random, whose blocks are stored one by one.
+        segments: which segment a call without a label is in. None: `default`; `auto`: the built-in ones; the path of a
+            TOML file with rules, or a `Segmenter` (docs/segments.md).
 
     Raises:
         ConfigurationError: an unknown or impossible option, or the model is wrapped already.
@@ -71,7 +89,18 @@ def wrap(
         StoreError: the database cannot be used.
     """
     return Speculator(
-        model, tokenizer=tokenizer, drafts=drafts, policy=policy, store=store, sampling=sampling, strict=strict, run=run
+        model,
+        tokenizer=tokenizer,
+        drafts=drafts,
+        policy=policy,
+        store=store,
+        sampling=sampling,
+        strict=strict,
+        run=run,
+        trace=trace,
+        record=record,
+        metrics=metrics,
+        segments=segments,
     )
 
 
@@ -89,6 +118,10 @@ class Speculator:
         sampling: str,
         strict: bool,
         run: str | None,
+        trace: float,
+        record: bool | Redact,
+        metrics: Observer | Iterable[Observer] | None,
+        segments: str | Path | Segmenter | None,
     ) -> None:
         if isinstance(model, type) or not callable(getattr(model, "generate", None)) or not hasattr(model, "config"):
             raise ConfigurationError(f"wrap({type(model).__name__}): a transformers model with generate() is needed")
@@ -103,8 +136,11 @@ class Speculator:
                 raise ConfigurationError(
                     f"{name}={value!r}: a text or None is needed, as in store='sqlite:///autospec.db'"
                 )
+        check_range("trace", trace, 0.0, 1.0)
         if isinstance(tokenizer, str):
             raise ConfigurationError(f"tokenizer={tokenizer!r}: pass the tokenizer itself, not its name")
+        self._observers = Observers(metrics)
+        self._segments = RequestSegments(make_segmenter(segments))
         self.model = model
         self.tokenizer = tokenizer
         self.sources = make_sources(drafts)
@@ -112,12 +148,17 @@ class Speculator:
         if self._refusal is None:
             for source in self.sources.values():
                 source.attach(model, tokenizer)
+        self._costs: CostEstimates | None = None
         self.policy = make_policy(
             "off" if self._refusal and policy == "auto" else policy, self.sources, self._measure_costs
         )
         self.last_request: RequestRecord | None = None
         self._sampling = sampling
         self._strict = strict
+        self._trace = trace
+        self._tokens = TokenRecorder(record)
+        self._random = random.Random()  # of our own: the user's global one is not moved
+        self._policy_version = policy_version(self.policy, made_by="wrap")
         self._controller = Controller(self.policy)
         self._run = run
         self._deployment = describe_deployment(model, self.sources)
@@ -132,6 +173,10 @@ class Speculator:
             from autospec.telemetry.recorder import Recorder  # heavy: loads sqlalchemy
 
             self._recorder = Recorder(store)
+            self._observers.watch(self._recorder)
+            self._recorder.note(self._policy_version)
+            for sample in calibration_samples(self._costs, self._deployment):
+                self._recorder.note(sample)
         self._install()
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -150,12 +195,13 @@ class Speculator:
             raise ConfigurationError("custom_generate=speculator.generate works on the wrapped model alone")
         if self._is_inside.get():  # transformers drafts with the model itself, or answers one call by several
             return self._original(*args, **kwargs)
-        segment = resolve(kwargs.pop("segment", None))
+        label = kwargs.pop("segment", None)
         generator = _checked_generator(kwargs.pop("generator", None), self.model.device)
         call = Call(self.model, args, kwargs)
         if call.arguments.get("custom_generate") in (self.generate, self._installed):
             del call.arguments["custom_generate"], kwargs["custom_generate"]
         request = _Running()
+        segment = self._segments.of(label, call, self.tokenizer)
         is_control = self._is_control.get()
         reason = None if is_control else self._why_not(call)
         decoder = Decoder(
@@ -165,6 +211,7 @@ class Speculator:
             sampling=self._sampling,
             streamer=call.streamer,
             make_randomness=lambda device: TorchRandomness(device, generator),
+            keeps_blocks=self._recorder is not None and self._random.random() < self._trace,
         )
         error: BaseException | None = None
         output: Any = None
@@ -206,6 +253,7 @@ class Speculator:
         self._uninstall()
         if self._recorder is not None:
             self._recorder.close()
+            self._observers.forget(self._recorder)
             self._recorder = None
 
     def __enter__(self) -> Speculator:
@@ -231,7 +279,8 @@ class Speculator:
     def _measure_costs(self) -> CostEstimates:
         from autospec.costs.calibration import calibrate
 
-        return calibrate(self.model, self.sources)
+        self._costs = calibrate(self.model, self.sources)
+        return self._costs
 
     def _install(self) -> None:
         self._previous = vars(self.model).get("generate")
@@ -283,8 +332,8 @@ class Speculator:
         is_control: bool,
     ) -> None:
         total_seconds = request.watch.total()
-        tally = decoder.tally
-        if reason is not None or is_control:
+        tally, is_plain = decoder.tally, reason is not None or is_control
+        if is_plain:
             tally = Tally()
             seconds = PhaseSeconds(other=total_seconds)
             prompt_tokens = call.prompt_tokens()
@@ -322,12 +371,22 @@ class Speculator:
             error=f"{type(error).__name__}: {error}" if error is not None else None,
             run=self._run,
             deployment=self._deployment,
+            by_action={label: sums.frozen() for label, sums in tally.by_action.items()},
+            decisions=dict(tally.decisions),
+            policy_version=None if is_control else self._policy_version.version,
+            predicted_control_seconds=None
+            if is_plain
+            else predicted_control_seconds(self._costs, tally, prompt_tokens, output_tokens, total_seconds),
+            peak_memory_bytes=peak_memory_bytes(self.model.device),
+            trace=None if tally.outcomes is None else pack(tally.outcomes),
+            tokens=None if self._recorder is None else self._tokens.of(call, output),
         )
         with self._lock:
             self.last_request = record
         recorder = self._recorder
         if recorder is not None:
             recorder.record(record)
+        self._observers.observe(record)
 
 
 class _Running:

@@ -16,15 +16,26 @@ class Action:
 
     source: str = NONE
     block_length: int = 0
-    reason: str = ""
+    reason: str = ""  # the kind first, as in `off: best is ngram:4 predicts 0.9x plain`
 
     @property
     def label(self) -> str:
         """`none`, or source and block length as in `ngram:4`."""
         return NONE if self.block_length == 0 else f"{self.source}:{self.block_length}"
 
+    @property
+    def reason_kind(self) -> str:
+        """The first word of the reason, `unsaid` when there is none: few enough to count by."""
+        return self.reason.partition(":")[0].partition(" ")[0] or "unsaid"
+
 
 OFF = Action()
+
+
+def split_label(label: str) -> tuple[str, int]:
+    """Draft source and block length of `Action.label`."""
+    source, _, length = label.rpartition(":")
+    return (source, int(length)) if source and length.isdecimal() else (NONE, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +115,33 @@ class Deployment:
     dtype: str
     drafts: tuple[str, ...]
     versions: Mapping[str, str]  # autospec, python, torch, transformers
+    model_bytes: int | None = None  # weights of target and drafts, those shared counted once
+
+
+@dataclass(frozen=True, slots=True)
+class ActionTally:
+    """What the blocks of one action came to within a request. Catch-up seconds belong to no action."""
+
+    blocks: int = 0
+    num_draft_tokens: int = 0
+    num_judged_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_committed_tokens: int = 0  # +1 of each block included
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    correction_seconds: float = 0.0
+    emission_seconds: float = 0.0
+    at_risk: tuple[int, ...] = ()  # [j] blocks in which draft position j + 1 was judged
+    accepted: tuple[int, ...] = ()  # [j] blocks in which it was accepted
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTokens:
+    """Prompt and answer of a request, where they are kept."""
+
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    options: Mapping[str, object]  # how it was decoded, plain JSON values
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +171,13 @@ class RequestRecord:
     error: str | None = None
     run: str | None = None  # label of an experiment or demonstration
     deployment: Deployment | None = None
+    by_action: Mapping[str, ActionTally] = field(default_factory=dict)  # Action.label -> what its blocks did
+    decisions: Mapping[str, int] = field(default_factory=dict)  # Action.label, a space, kind of reason -> blocks
+    policy_version: str | None = None  # of the policy's settings, as in `policy_versions`
+    predicted_control_seconds: float | None = None  # what plain decoding would have taken, by the cost model
+    peak_memory_bytes: int | None = None  # on an accelerator of the request, on the CPU of the process so far
+    trace: bytes | None = None  # blocks one by one, see telemetry/traces.py
+    tokens: RecordedTokens | None = None  # only where recording is switched on
 
     @property
     def total_seconds(self) -> float:
@@ -144,6 +189,11 @@ class RequestRecord:
         return max(self.actions, key=lambda label: (self.actions[label], label)) if self.actions else None
 
     @property
+    def usual_source(self) -> str:
+        """The draft source of most blocks."""
+        return split_label(self.usual_action or NONE)[0]
+
+    @property
     def block_tokens(self) -> int:
         """Tokens committed by blocks, +1 included."""
         return sum(length * blocks for length, blocks in self.acceptance_lengths.items())
@@ -152,6 +202,29 @@ class RequestRecord:
     def mean_acceptance_length(self) -> float | None:
         """Tokens committed per block, +1 included; None when no block ran."""
         return self.block_tokens / self.blocks if self.blocks else None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyVersion:
+    """The settings that a policy had, and who or what made them."""
+
+    name: str
+    version: str  # digest of name and settings
+    settings: Mapping[str, object]  # plain JSON values
+    made_by: str  # as in `wrap` or `autospec tune`
+    made_at: datetime  # UTC
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationSample:
+    """A measured point of the cost model."""
+
+    deployment: Deployment
+    measured_at: datetime  # UTC
+    source: str  # `target`, or the draft source
+    tokens: int  # verified (drafts + 1), or drafted
+    context_tokens: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

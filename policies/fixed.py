@@ -29,6 +29,11 @@ class Fixed:
         self.name = "off" if block_length == 0 else f"fixed:{source}:{block_length}"
         self._action = Action(source, block_length, "fixed") if block_length else OFF
 
+    @property
+    def settings(self) -> dict[str, object]:
+        """As it was made, in plain values."""
+        return {"source": self.source, "block_length": self.block_length}
+
     def choose(self, context: BlockContext) -> Action:
         return self._action if self.source in context.sources else OFF
 

@@ -67,6 +67,16 @@ class Goodput:
         self._probe_every = probe_every
         self._segments: dict[str, _SegmentState] = {}
 
+    @property
+    def settings(self) -> dict[str, object]:
+        """As it was made, in plain values; what is learned is no setting."""
+        return {
+            "block_lengths": list(self._costs.block_lengths),
+            "minimum_gain": self._minimum_gain,
+            "hysteresis": self._hysteresis,
+            "probe_every": self._probe_every,
+        }
+
     def choose(self, context: BlockContext) -> Action:
         state = self._state(context.segment)
         candidates = self._candidates(context)

@@ -1,6 +1,6 @@
-"""Telemetry: the database of requests, the recorder that fills it, and the report that reads it.
+"""Telemetry: the database of requests, the recorder that fills it, the report that reads it, metrics and spans.
 
-Names are handed on lazily: importing this package loads no database library.
+Names are handed on lazily: importing this package loads no database or metrics library.
 """
 
 from __future__ import annotations
@@ -9,16 +9,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from autospec.telemetry.metrics import Metrics
     from autospec.telemetry.recorder import Recorder
     from autospec.telemetry.report import Report, SegmentRow, build_report, to_dict, to_html, to_text
     from autospec.telemetry.store import Store
+    from autospec.telemetry.tracing import Spans
 
-__all__ = ["Recorder", "Report", "SegmentRow", "Store", "build_report", "to_dict", "to_html", "to_text"]
+__all__ = [
+    "Metrics",
+    "Recorder",
+    "Report",
+    "SegmentRow",
+    "Spans",
+    "Store",
+    "build_report",
+    "to_dict",
+    "to_html",
+    "to_text",
+]
 
 _HOMES = {
+    "Metrics": "metrics",
     "Recorder": "recorder",
     "Report": "report",
     "SegmentRow": "report",
+    "Spans": "tracing",
     "Store": "store",
     "build_report": "report",
     "to_dict": "report",

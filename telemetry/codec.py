@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import math
 import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from autospec.errors import ConfigurationError
-from autospec.telemetry.schema import ComparisonRow, DeploymentRow, RequestRow
-from autospec.types import Comparison, Deployment, PhaseSeconds, RequestRecord
+from autospec.telemetry.schema import ComparisonRow, DeploymentRow, RequestRow, to_microseconds
+from autospec.types import (
+    ActionTally,
+    CalibrationSample,
+    Comparison,
+    Deployment,
+    PhaseSeconds,
+    PolicyVersion,
+    RequestRecord,
+)
+
+Record = RequestRecord | Comparison | PolicyVersion | CalibrationSample
 
 NAME_LIMIT = 255
 """Characters of a name that is indexed: PostgreSQL refuses index entries above 2,704 bytes."""
@@ -41,7 +57,7 @@ def clean_text(text: str, limit: int = NAME_LIMIT) -> str:
 
 def fingerprint(deployment: Deployment) -> str:
     """sha256 of the deployment's content: equal deployments share one row."""
-    content = [
+    content: list[Any] = [
         deployment.host,
         deployment.device,
         deployment.target,
@@ -49,6 +65,8 @@ def fingerprint(deployment: Deployment) -> str:
         list(deployment.drafts),
         dict(deployment.versions),
     ]
+    if deployment.model_bytes is not None:
+        content.append(deployment.model_bytes)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -61,15 +79,18 @@ def deployment_to_row(deployment: Deployment) -> dict[str, Any]:
         "dtype": clean_text(deployment.dtype),
         "drafts": [str(draft) for draft in deployment.drafts],
         "versions": {str(name): str(version) for name, version in deployment.versions.items()},
+        "model_bytes": None if deployment.model_bytes is None else int(deployment.model_bytes),
     }
 
 
 def row_to_deployment(row: DeploymentRow) -> Deployment:
-    return Deployment(row.host, row.device, row.target, row.dtype, tuple(row.drafts), dict(row.versions))
+    return Deployment(
+        row.host, row.device, row.target, row.dtype, tuple(row.drafts), dict(row.versions), row.model_bytes
+    )
 
 
-def request_to_row(record: RequestRecord, deployment_id: int | None) -> dict[str, Any]:
-    """The row of a record.
+def request_to_row(record: RequestRecord) -> dict[str, Any]:
+    """The row of a record, without its deployment.
 
     Raises:
         ConfigurationError: `started_at` has no time zone, or a number of seconds is not finite.
@@ -79,11 +100,11 @@ def request_to_row(record: RequestRecord, deployment_id: int | None) -> dict[str
             f"request {record.request_id!r}: started_at={record.started_at!r} has no time zone: "
             "give an aware datetime, as in datetime.now(UTC)"
         )
-    if not math.isfinite(record.total_seconds):
+    predicted = record.predicted_control_seconds
+    if not math.isfinite(record.total_seconds) or not math.isfinite(predicted or 0.0):
         raise ConfigurationError(f"request {record.request_id!r}: {record.seconds!r} must be finite numbers of seconds")
     return {
         "request_id": clean_text(record.request_id),
-        "deployment_id": deployment_id,
         "started_at": record.started_at,
         "segment": clean_text(record.segment),
         "policy": clean_text(record.policy),
@@ -111,6 +132,11 @@ def request_to_row(record: RequestRecord, deployment_id: int | None) -> dict[str
         "notes": None if record.notes is None else clean_text(record.notes, TEXT_LIMIT),
         "error": None if record.error is None else clean_text(record.error, TEXT_LIMIT),
         "run": None if record.run is None else clean_text(record.run),
+        "by_action": {str(label): asdict(tally) for label, tally in record.by_action.items()},
+        "decisions": {clean_text(str(key)): int(n) for key, n in record.decisions.items()},
+        "policy_version": None if record.policy_version is None else clean_text(record.policy_version),
+        "predicted_control_seconds": None if predicted is None else float(predicted),
+        "peak_memory_bytes": None if record.peak_memory_bytes is None else int(record.peak_memory_bytes),
     }
 
 
@@ -146,7 +172,16 @@ def row_to_request(row: RequestRow, deployment: Deployment | None) -> RequestRec
         error=row.error,
         run=row.run,
         deployment=deployment,
+        by_action={label: _to_tally(fields) for label, fields in (row.by_action or {}).items()},
+        decisions=dict(row.decisions or {}),
+        policy_version=row.policy_version,
+        predicted_control_seconds=row.predicted_control_seconds,
+        peak_memory_bytes=row.peak_memory_bytes,
     )
+
+
+def _to_tally(fields: dict[str, Any]) -> ActionTally:
+    return ActionTally(**{**fields, "at_risk": tuple(fields["at_risk"]), "accepted": tuple(fields["accepted"])})
 
 
 def comparison_to_row(comparison: Comparison) -> dict[str, Any]:
@@ -158,6 +193,68 @@ def comparison_to_row(comparison: Comparison) -> dict[str, Any]:
         "first_difference": None if comparison.first_difference is None else int(comparison.first_difference),
         "logit_gap": float(gap) if gap is not None and math.isfinite(gap) else None,
         "is_tie": None if comparison.is_tie is None else bool(comparison.is_tie),
+    }
+
+
+def to_entry(item: Record) -> dict[str, Any]:
+    """The record as plain JSON values, times in microseconds, as it waits for the database.
+
+    Raises:
+        ConfigurationError: it cannot be stored, or is something else.
+    """
+    match item:
+        case RequestRecord():
+            row = request_to_row(item)
+            entry: dict[str, Any] = {
+                "request": {**row, "started_at": to_microseconds(row["started_at"])},
+                "deployment": None if item.deployment is None else deployment_to_row(item.deployment),
+            }
+            if item.trace is not None:
+                entry["trace"] = base64.b64encode(item.trace).decode("ascii")
+            if item.tokens is not None:
+                entry["recording"] = {
+                    "prompt": base64.b64encode(pack_tokens(item.tokens.prompt)).decode("ascii"),
+                    "output": base64.b64encode(pack_tokens(item.tokens.output)).decode("ascii"),
+                    "options": dict(item.tokens.options),
+                }
+            return entry
+        case Comparison():
+            return {"comparison": comparison_to_row(item)}
+        case PolicyVersion():
+            return {"policy_version": _policy_version_to_row(item)}
+        case CalibrationSample():
+            return {"calibration": _calibration_to_row(item), "deployment": deployment_to_row(item.deployment)}
+    raise ConfigurationError(f"{type(item).__name__} is no record")
+
+
+def pack_tokens(tokens: Sequence[int]) -> bytes:
+    """Token ids of 4 bytes each, little-endian, compressed."""
+    return zlib.compress(np.asarray(tokens, dtype="<u4").tobytes(), 6)
+
+
+def unpack_tokens(data: bytes) -> tuple[int, ...]:
+    return tuple(np.frombuffer(zlib.decompress(data), dtype="<u4").tolist())
+
+
+def _policy_version_to_row(item: PolicyVersion) -> dict[str, Any]:
+    return {
+        "version": clean_text(item.version),
+        "name": clean_text(item.name),
+        "settings": json.loads(json.dumps(dict(item.settings), default=str)),
+        "made_by": clean_text(item.made_by),
+        "made_at": to_microseconds(item.made_at),
+    }
+
+
+def _calibration_to_row(item: CalibrationSample) -> dict[str, Any]:
+    if not math.isfinite(item.seconds):
+        raise ConfigurationError(f"calibration of {item.source!r}: {item.seconds!r} is no number of seconds")
+    return {
+        "measured_at": to_microseconds(item.measured_at),
+        "source": clean_text(item.source),
+        "tokens": int(item.tokens),
+        "context_tokens": int(item.context_tokens),
+        "seconds": float(item.seconds),
     }
 
 

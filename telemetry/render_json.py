@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from autospec.telemetry.rows import Report, SegmentRow
+from autospec.telemetry.rows import Prediction, Report, SegmentRow
 
 
 def to_dict(report: Report) -> dict[str, Any]:
@@ -16,6 +16,7 @@ def to_dict(report: Report) -> dict[str, Any]:
         "seed": report.seed,
         "measured": list(report.measured),
         "unmatched_comparisons": report.unmatched_comparisons,
+        "basis": report.basis,
         "segments": [_row(row) for row in report.segments],
         "all": _row(report.all),
     }
@@ -59,4 +60,11 @@ def _row(row: SegmentRow) -> dict[str, Any]:
         "sampled_identical": row.sampled_identical,
         "seconds": {**asdict(row.seconds), "total": row.seconds.total},
         "control_seconds": {**asdict(row.control_seconds), "total": row.control_seconds.total},
+        "prediction": _prediction(row.prediction),
+        "peak_memory_bytes": row.peak_memory_bytes,
+        "model_bytes": row.model_bytes,
     }
+
+
+def _prediction(prediction: Prediction) -> dict[str, Any]:
+    return {**asdict(prediction), "speed_up": prediction.speed_up, "share_slower": prediction.share_slower}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC
 from itertools import zip_longest
 
 import numpy as np
@@ -15,8 +16,15 @@ from autospec.telemetry.labels import visible
 from autospec.telemetry.render_html import to_html
 from autospec.telemetry.render_json import to_dict
 from autospec.telemetry.render_text import to_text
-from autospec.telemetry.rows import NO_OUTPUT_TOKENS, TOO_LITTLE_DATA, UNEQUAL_CONTROL, Report, SegmentRow
-from autospec.types import Comparison, PhaseSeconds, RequestRecord
+from autospec.telemetry.rows import (
+    NO_OUTPUT_TOKENS,
+    TOO_LITTLE_DATA,
+    UNEQUAL_CONTROL,
+    Prediction,
+    Report,
+    SegmentRow,
+)
+from autospec.types import Comparison, Deployment, PhaseSeconds, RequestRecord
 
 __all__ = ["GROUP_KEYS", "Report", "SegmentRow", "build_report", "to_dict", "to_html", "to_text"]
 
@@ -24,9 +32,15 @@ GROUP_KEYS: Mapping[str, Callable[[RequestRecord], str]] = {
     "segment": lambda record: record.segment,
     "decoding": lambda record: "sampled" if record.do_sample else "greedy",
     "policy": lambda record: record.policy,
-    "device": lambda record: record.deployment.device if record.deployment else "unknown",
+    "device": lambda record: record.deployment.device if record.deployment else UNKNOWN,
+    "day": lambda record: f"{record.started_at.astimezone(UTC):%Y-%m-%d}",
+    "source": lambda record: record.usual_source,
 }
 
+ONLY_TREATED = frozenset(["policy", "source"])
+"""A control request belongs to every value of these."""
+
+UNKNOWN = "unknown"
 MOST_VALUES = 6
 MEASURED_COLUMNS = 80
 
@@ -46,12 +60,14 @@ def build_report(
 
     Sums are formed first and divided last, over failed and slow requests too. When every request of a group was also
     decoded as a control (a comparison exists), the interval of the speed-up resamples prompts with both their sides;
-    otherwise it resamples requests and control requests separately. A control belongs to every policy of its group.
+    otherwise it resamples requests and control requests separately. A control belongs to every policy and draft source
+    of its group.
 
     Args:
         requests: requests and control requests.
         comparisons: which request is to be compared with which control.
-        group_by: any of `segment`, `decoding` (greedy or sampled), `policy`, `device`; none: everything in one row.
+        group_by: any of `segment`, `decoding` (greedy or sampled), `policy`, `device`, `day` (UTC), `source` (the draft
+            source of most blocks); none: everything in one row.
         resamples: bootstrap resamples for each interval.
         seed: seed of each interval; one report is always the same.
 
@@ -113,7 +129,7 @@ def _measured(records: Sequence[RequestRecord]) -> tuple[str, ...]:
 
     if not records:
         return ()
-    places = [record.deployment for record in records if record.deployment is not None]
+    places = _places(records)
     times = [record.started_at for record in records]
     versions = several(f"{name} {number}" for place in places for name, number in place.versions.items())
     return (
@@ -134,8 +150,8 @@ def _is_matched(comparison: Comparison, records: Mapping[str, RequestRecord]) ->
 def _groups(
     records: Iterable[RequestRecord], group_by: Sequence[str]
 ) -> list[tuple[Group, list[RequestRecord], list[RequestRecord]]]:
-    """Each group's requests and control requests. Controls are matched on every key but the policy."""
-    shared = [key for key in group_by if key != "policy"]
+    """Each group's requests and control requests. Controls are matched on every key but policy and source."""
+    shared = [key for key in group_by if key not in ONLY_TREATED]
     treated: dict[Group, list[RequestRecord]] = defaultdict(list)
     controls: dict[Group, list[RequestRecord]] = defaultdict(list)
     for record in records:
@@ -144,11 +160,11 @@ def _groups(
         else:
             treated[tuple(GROUP_KEYS[key](record) for key in group_by)].append(record)
 
-    def without_policy(group: Group) -> Group:
-        return tuple(value for key, value in zip(group_by, group, strict=True) if key != "policy")
+    def of_control(group: Group) -> Group:
+        return tuple(value for key, value in zip(group_by, group, strict=True) if key not in ONLY_TREATED)
 
-    groups = [(group, members, controls.get(without_policy(group), [])) for group, members in treated.items()]
-    covered = {without_policy(group) for group in treated}
+    groups = [(group, members, controls.get(of_control(group), [])) for group, members in treated.items()]
+    covered = {of_control(group) for group in treated}
     alone: dict[Group, list[RequestRecord]] = defaultdict(list)
     for record in (record for group, members in controls.items() if group not in covered for record in members):
         alone[tuple(GROUP_KEYS[key](record) for key in group_by)].append(record)
@@ -229,7 +245,31 @@ def _row(
         greedy_different=sum(item.is_identical is False and item.is_tie is not True for item in greedy),
         sampled_compared=len(sampled),
         sampled_identical=sum(item.is_identical is True for item in sampled),
+        prediction=_prediction(treated),
+        peak_memory_bytes=max((record.peak_memory_bytes or 0 for record in treated), default=0) or None,
+        model_bytes=max((place.model_bytes or 0 for place in _places(treated)), default=0) or None,
     )
+
+
+def _prediction(treated: Sequence[RequestRecord]) -> Prediction:
+    found = [
+        (record.predicted_control_seconds, record.total_seconds)
+        for record in treated
+        if record.predicted_control_seconds is not None
+    ]
+    gains = [control - seconds for control, seconds in found]
+    return Prediction(
+        requests=len(found),
+        control_seconds=sum(control for control, _ in found),
+        seconds=sum(seconds for _, seconds in found),
+        slower_requests=sum(gain < 0 for gain in gains),
+        saved_seconds=sum(gain for gain in gains if gain > 0),
+        lost_seconds=-sum(gain for gain in gains if gain < 0),
+    )
+
+
+def _places(records: Iterable[RequestRecord]) -> list[Deployment]:
+    return [record.deployment for record in records if record.deployment is not None]
 
 
 def _seconds_and_tokens(records: Sequence[RequestRecord]) -> Sums:

@@ -13,6 +13,26 @@ UNEQUAL_CONTROL = "see groups"  # unequal shares of control: sums over all of th
 
 
 @dataclass(frozen=True, slots=True)
+class Prediction:
+    """Requests beside what the cost model says their control would have taken; also those without a control."""
+
+    requests: int = 0
+    control_seconds: float = 0.0
+    seconds: float = 0.0
+    slower_requests: int = 0
+    saved_seconds: float = 0.0  # by those faster than predicted
+    lost_seconds: float = 0.0  # by those slower
+
+    @property
+    def speed_up(self) -> float | None:
+        return ratio(self.control_seconds, self.seconds)
+
+    @property
+    def share_slower(self) -> float | None:
+        return ratio(self.slower_requests, self.requests)
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentRow:
     """One group of requests. "Requests" are those under a policy; control requests are counted apart."""
 
@@ -45,6 +65,9 @@ class SegmentRow:
     greedy_different: int
     sampled_compared: int
     sampled_identical: int
+    prediction: Prediction = Prediction()
+    peak_memory_bytes: int | None = None  # the most of any request
+    model_bytes: int | None = None  # the most of any deployment
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -105,6 +128,7 @@ class Report:
     seed: int
     measured: tuple[str, ...] = ()  # what, where, under which policy and when; one line each
     unmatched_comparisons: int = 0  # comparisons one of whose requests is not in the report
+    basis: str = "requests"  # or `hours`: sums by the hour, which stay when old requests are pruned
 
     @property
     def is_empty(self) -> bool:

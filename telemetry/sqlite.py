@@ -6,9 +6,12 @@ process holds on it (https://sqlite.org/howtocorrupt.html, section 2.2).
 
 from __future__ import annotations
 
+import itertools
+import logging
 import os
 import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,6 +20,8 @@ from sqlalchemy import Connection, Engine, QueuePool, StaticPool, create_engine,
 from autospec.errors import StoreError
 from autospec.telemetry.migrate import migrate, needs_migration
 from autospec.telemetry.schema import APPLICATION_ID, VERSION_TABLE
+
+_log = logging.getLogger("autospec.telemetry")
 
 BUSY_SECONDS = 10.0
 WRITE = "autospec_write"
@@ -58,7 +63,7 @@ def open_file(path: Path, *, readonly: bool) -> Engine:
         except sqlite3.Error as error:
             raise _unusable(path, error) from error
         try:
-            _create(engine)
+            _create(engine, path, revision)
         except BaseException:
             engine.dispose()
             raise
@@ -143,11 +148,29 @@ def _examine(path: Path) -> tuple[frozenset[str], str | None]:
     return tables, revision
 
 
-def _create(engine: Engine) -> None:
-    """Creates or migrates under the write lock. If another process did it meanwhile, Alembic does nothing."""
+def _create(engine: Engine, path: Path, revision: str | None) -> None:
+    """Creates or migrates under the write lock. If another process did it meanwhile, nothing is left to do."""
     with engine.execution_options(**{WRITE: True}).begin() as connection:
+        if revision is not None and _examine(path)[1] == revision:
+            _back_up(path, revision)
         connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
         migrate(connection)
+
+
+def _back_up(path: Path, revision: str) -> None:
+    """Copies the database, as it was at the revision, beside itself; an earlier copy is never overwritten."""
+    names = (path.with_name(f"{path.name}.schema-{revision}{f'.{n}' if n else ''}") for n in itertools.count())
+    target = next(name for name in names if not name.exists())
+    try:
+        with closing(_connect(path, "ro")) as source, closing(sqlite3.connect(target)) as copy:
+            source.backup(copy)
+    except sqlite3.Error as error:
+        target.unlink(missing_ok=True)
+        raise StoreError(
+            f"{path} has the older schema {revision!r} and cannot be copied to {target} before it is migrated "
+            f"({error}): make room, or give another path; nothing was changed"
+        ) from error
+    _log.info("%s was migrated; as it was before it is kept in %s", path, target)
 
 
 def _switch_to_wal(path: Path) -> None:

@@ -6,25 +6,22 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import Connection, Engine, Pool, Table, func, select
-from sqlalchemy.dialects import postgresql as postgresql_dialect
-from sqlalchemy.dialects import sqlite as sqlite_dialect
+from sqlalchemy import Connection, Engine, Pool, func, select
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
-from sqlalchemy.sql.dml import Insert
 
 from autospec.errors import ConfigurationError, StoreError
-from autospec.telemetry import codec, postgres, sqlite
-from autospec.telemetry.schema import Base, ComparisonRow, DeploymentRow, RequestRow
+from autospec.telemetry import codec, insertion, postgres, sqlite
+from autospec.telemetry.schema import ComparisonRow, DeploymentRow, RecordingRow, RequestRow
 from autospec.telemetry.urls import parse_url, shown_url
-from autospec.types import Comparison, RequestRecord
+from autospec.types import Comparison, RecordedTokens, RequestRecord
 
 PAGE_ROWS = 1_000
 RETRY_SECONDS = 10.0
@@ -57,6 +54,16 @@ class Store:
         self._engine: Engine | None = self._open()
         _stores.add(self)
 
+    @property
+    def kind(self) -> str:
+        """`sqlite` or `postgresql`."""
+        return self._url.get_backend_name()
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether the database outlives this process."""
+        return not self._is_memory
+
     def add(self, records: Sequence[RequestRecord], comparisons: Sequence[Comparison] = ()) -> None:
         """Writes all of them in one transaction. What is already there is skipped, so writing twice is harmless.
 
@@ -68,20 +75,19 @@ class Store:
             ConfigurationError: a record cannot be stored as it is; nothing was written.
             StoreError: the database cannot be used; nothing was written.
         """
+        self.write([*map(codec.to_entry, records), *map(codec.to_entry, comparisons)])
+
+    def write(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        """The same for records as `codec.to_entry` makes them, and with the same errors."""
         if self.readonly:
             raise StoreError(f"{self.url} was opened for reading only: open it without readonly=True to write")
-        if not records and not comparisons:
+        if not entries:
             return
-        deployments = {}
-        for record in records:
-            if record.deployment is not None:
-                row = codec.deployment_to_row(record.deployment)
-                deployments[row["fingerprint"]] = row
         deadline = time.monotonic() + RETRY_SECONDS
         while True:
             try:
                 with self._transaction(write=True) as connection:
-                    self._insert(connection, records, comparisons, deployments)
+                    insertion.insert(connection, entries)
                 return
             except StoreError as error:
                 if not _is_passing(error.__cause__) or time.monotonic() > deadline:
@@ -129,6 +135,28 @@ class Store:
 
         return pages()
 
+    def recordings(self, segment: str | None = None) -> Iterator[tuple[str, RecordedTokens]]:
+        """Request ids and their tokens, where they were recorded, in the order of the requests.
+
+        Args:
+            segment: only those of this segment.
+
+        Raises:
+            StoreError: the database cannot be read.
+        """
+        query = select(RequestRow.id, RecordingRow).join(RequestRow, RequestRow.request_id == RecordingRow.request_id)
+        if segment is not None:
+            query = query.where(RequestRow.segment == codec.clean_text(segment))
+        last = 0
+        while True:
+            page = query.where(RequestRow.id > last).order_by(RequestRow.id).limit(PAGE_ROWS)
+            with self._transaction() as connection, Session(connection) as session:
+                found = [(number, row.request_id, _tokens(row)) for number, row in session.execute(page)]
+            yield from ((name, tokens) for _, name, tokens in found)
+            if len(found) < PAGE_ROWS:
+                return
+            last = found[-1][0]
+
     def comparisons(self, run: str | None = None) -> list[Comparison]:
         """The comparisons, in the order in which they were written.
 
@@ -156,6 +184,40 @@ class Store:
         """The number of requests."""
         with self._transaction() as connection:
             return connection.scalar(select(func.count()).select_from(RequestRow)) or 0
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A connection to query with, in one transaction; errors are ours."""
+        with self._transaction() as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """The same for writing: all of it is committed at the end, or nothing."""
+        if self.readonly:
+            raise StoreError(f"{self.url} was opened for reading only: open it without readonly=True to write")
+        with self._transaction(write=True) as connection:
+            yield connection
+
+    def execute_alone(self, statements: Sequence[str]) -> None:
+        """Runs commands that cannot be part of a transaction, one after another."""
+        with self._errors():
+            engine = self._engine
+            if engine is None:
+                raise StoreError(f"{self.url} was closed: open a new Store")
+            with closing(engine.raw_connection()) as connection:
+                driver: Any = connection.driver_connection
+                was_autocommit = getattr(driver, "autocommit", None)
+                if engine.dialect.name == "postgresql":
+                    driver.autocommit = True
+                try:
+                    for statement in statements:
+                        driver.execute(statement)
+                except engine.dialect.dbapi.Error as error:  # type: ignore[union-attr]
+                    raise StoreError(f"{self.url} did not do {statement}: {_one_line(error)}") from error
+                finally:
+                    if engine.dialect.name == "postgresql":
+                        driver.autocommit = was_autocommit
 
     def close(self) -> None:
         """Closes all connections. A closed store cannot be used again; closing twice is harmless."""
@@ -207,31 +269,6 @@ class Store:
                 f"the telemetry database {self.url} cannot be used: {_one_line(error)}; check that it can be reached"
             ) from error
 
-    def _insert(
-        self,
-        connection: Connection,
-        records: Sequence[RequestRecord],
-        comparisons: Sequence[Comparison],
-        deployments: dict[str, dict[str, Any]],
-    ) -> None:
-        ids: dict[str, int] = {}
-        if deployments:
-            ordered = [deployments[key] for key in sorted(deployments)]  # in one order, or two writers could deadlock
-            connection.execute(_insert_new(connection, DeploymentRow), ordered)
-            known = select(DeploymentRow.fingerprint, DeploymentRow.id)
-            known = known.where(DeploymentRow.fingerprint.in_(list(deployments)))
-            ids = {row[0]: row[1] for row in connection.execute(known)}
-        if records:
-            rows = [
-                codec.request_to_row(record, ids[codec.fingerprint(record.deployment)] if record.deployment else None)
-                for record in records
-            ]
-            connection.execute(_insert_new(connection, RequestRow), rows)
-        if comparisons:
-            connection.execute(
-                _insert_new(connection, ComparisonRow), [codec.comparison_to_row(item) for item in comparisons]
-            )
-
     def _before_fork(self) -> bool:
         """Waits for a write under way: the child would inherit SQLite's own locks in the middle of it."""
         return self._lock.acquire(timeout=FORK_SECONDS)
@@ -249,13 +286,8 @@ class Store:
                 _orphans.add(self._engine)
 
 
-def _insert_new(connection: Connection, row: type[Base]) -> Insert:
-    """An insert that skips rows that are already there."""
-    table = row.__table__
-    assert isinstance(table, Table)
-    if connection.dialect.name == "postgresql":
-        return postgresql_dialect.insert(table).on_conflict_do_nothing()
-    return sqlite_dialect.insert(table).on_conflict_do_nothing()
+def _tokens(row: RecordingRow) -> RecordedTokens:
+    return RecordedTokens(codec.unpack_tokens(row.prompt), codec.unpack_tokens(row.output), dict(row.options))
 
 
 def _is_passing(cause: BaseException | None) -> bool:

@@ -57,6 +57,10 @@ def interval(row: SegmentRow) -> str:
     return f"{number(row.speed_up_low)} to {number(row.speed_up_high)}"
 
 
+def mebibytes(value: int | None) -> str:
+    return ABSENT if not value else f"{value / 2**20:.0f}"
+
+
 def counted(part: int, whole: int) -> str:
     return f"{part} of {whole}" if whole else ABSENT
 
@@ -123,6 +127,33 @@ DRAFTING = (
     ),
 )
 
+PREDICTED = (
+    Column(
+        "predicted",
+        "requests whose plain decoding was predicted by the cost model; a control is not needed for it.",
+        lambda row: str(row.prediction.requests),
+    ),
+    Column(
+        "predicted speed-up",
+        "predicted seconds of plain decoding / seconds taken, of these requests; no measurement.",
+        lambda row: number(row.prediction.speed_up),
+    ),
+    Column("measured speed-up", "the one against the control, for comparison.", lambda row: number(row.speed_up)),
+    Column(
+        "share slower",
+        "share of these requests that took longer than predicted for plain decoding.",
+        lambda row: share(row.prediction.share_slower),
+    ),
+    Column("seconds saved", "by requests faster than predicted.", lambda row: number(row.prediction.saved_seconds)),
+    Column("seconds lost", "by requests slower than predicted.", lambda row: number(row.prediction.lost_seconds)),
+    Column(
+        "peak memory",
+        "MiB, the most of any request: of torch's allocator on an accelerator, else of the process.",
+        lambda row: mebibytes(row.peak_memory_bytes),
+    ),
+    Column("models", "MiB of weights, target and drafts.", lambda row: mebibytes(row.model_bytes)),
+)
+
 EXACTNESS = (
     Column(
         "greedy identical",
@@ -184,6 +215,8 @@ def tables(report: Report) -> list[Table]:
         Table("Speed", names, SPEED, rows),
         Table("Requests and drafting", names, DRAFTING, rows),
     ]
+    if report.all.prediction.requests:
+        found.append(Table("Predicted: what the cost model says of the same requests", names, PREDICTED, rows))
     if report.all.greedy_compared or report.all.sampled_compared:
         found.append(Table("Exactness: outputs compared with their control's", names, EXACTNESS, rows))
     found.append(Table("Seconds by phase", names, phase_columns(), rows))

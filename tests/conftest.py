@@ -30,6 +30,12 @@ def experiment(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     del sys.modules[spec.name]
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_spools(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No test leaves a spool among the user's."""
+    os.environ["AUTOSPEC_SPOOL"] = str(tmp_path_factory.mktemp("spools"))
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     return ", ".join(f"{name} {version(name)}" for name in ("transformers", "torch", "numpy"))
 

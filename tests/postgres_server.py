@@ -113,6 +113,18 @@ def _stop(process: subprocess.Popen[bytes], home: Path, owner: int) -> None:
 
 
 @contextmanager
+def away(url: str) -> Iterator[None]:
+    """Inside the block the database takes no connections, and those there were are gone."""
+    address, _, name = url.rpartition("://")[2].partition("/")
+    _run(address, f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+    _run(address, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
+    try:
+        yield
+    finally:
+        _run(address, f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+
+
+@contextmanager
 def fresh_database() -> Iterator[str]:
     """The URL of an empty database; skips the test, saying what is missing, where there is no PostgreSQL."""
     if binaries() is None:

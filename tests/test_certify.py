@@ -343,12 +343,11 @@ def test_the_neighbours_prefix_in_the_second_stage_is_found(
     num_together: int, sampling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: num_together)
-    processors = lambda: LogitsProcessorList(
-        [  # noqa: E731
-            transformers.SequenceBiasLogitsProcessor({(0, 1): 2.0, (1, 2): 2.0, (2, 0): 2.0}),
-            transformers.TopPLogitsWarper(0.7),
-        ]
-    )
+
+    def processors() -> LogitsProcessorList:
+        bias = transformers.SequenceBiasLogitsProcessor({(0, 1): 2.0, (1, 2): 2.0, (2, 0): 2.0})
+        return LogitsProcessorList([bias, transformers.TopPLogitsWarper(0.7)])
+
     case = a_case(processors=processors, sampling=sampling)
     assert not violates(case)
     second_stage = BlockProcessors.second_stage

@@ -14,7 +14,17 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LINKS = {"autospec/policies": "../policies", "autospec/telemetry": "../telemetry"}
-HEAVY = ("sqlalchemy", "optuna", "pandas", "sklearn", "starlette", "torch", "transformers")
+HEAVY = (
+    "opentelemetry",
+    "optuna",
+    "pandas",
+    "prometheus_client",
+    "sklearn",
+    "sqlalchemy",
+    "starlette",
+    "torch",
+    "transformers",
+)
 IMPORT_SECONDS = 0.3
 # Put together here, so that this file does not contain them.
 FORBIDDEN = [
@@ -138,7 +148,7 @@ def test_wheel_carries_all_parts(tmp_path: Path) -> None:
         }
 
     for folder in ("policies", "telemetry"):
-        assert {f"autospec/{folder}/{name}" for name in modules(folder, (".py", ".mako"))} <= names
+        assert {f"autospec/{folder}/{name}" for name in modules(folder, (".py", ".mako", ".json", ".yml"))} <= names
     assert {f"autospec/data/{name}" for name in modules("autospec/data", (".py", ".jsonl"))} <= names
     assert "autospec/data/demo_prompts.jsonl" in names
     assert {f"autospec/data/smollm2-135m-assistant/{name}" for name in ("config.json", "model.safetensors")} <= names

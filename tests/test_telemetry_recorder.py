@@ -8,10 +8,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,12 +66,12 @@ class Faulty(Store):
         self.hold.set()
         self.calls = 0
 
-    def add(self, records: Sequence[RequestRecord], comparisons: Sequence[Comparison] = ()) -> None:
+    def write(self, entries: Sequence[Mapping[str, Any]]) -> None:
         self.calls += 1
         self.hold.wait(20)
         if self.is_away:
             raise StoreError("the server went away")
-        super().add(records, comparisons)
+        super().write(entries)
 
 
 def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:

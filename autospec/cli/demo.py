@@ -100,7 +100,7 @@ def command(
     except KeyboardInterrupt:
         is_whole = False
         click.echo("\ninterrupted: this is what was measured until now", err=True)
-    print_report(load_report(store, run, ("segment",)), json, html)
+    print_report(load_report(store, run, ("segment",)), "json" if json else "text", html)
     notes = [
         f"database: {store} (run {run})",
         f"report:   {html}",

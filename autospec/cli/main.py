@@ -15,10 +15,13 @@ from autospec.errors import AutospecError, ConfigurationError
 _COMMANDS = {
     "certify": "autospec.cli.certify",
     "corpus": "autospec.cli.corpus",
+    "db": "autospec.cli.db",
     "demo": "autospec.cli.demo",
     "drafts": "autospec.cli.drafts",
+    "metrics": "autospec.cli.metrics",
     "models": "autospec.cli.models",
     "report": "autospec.cli.report",
+    "segments": "autospec.cli.segments",
     "verify": "autospec.cli.verify",
     "version": "autospec.cli.version",
 }

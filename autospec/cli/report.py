@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
     from autospec.telemetry.report import Report
 
 
+MOST_REQUESTS = 50_000
+"""Beyond this many the report is made of sums by the hour."""
+
+
 @click.command(name="report")
 @click.option("--store", required=True, show_envvar=True, help="Telemetry database, as in sqlite:///autospec.db.")
 @click.option("--run", default=None, show_envvar=True, help="Only requests with this label; `last` for the newest.")
@@ -20,9 +25,32 @@ if TYPE_CHECKING:
     default="segment",
     show_default=True,
     show_envvar=True,
-    help="Comma-separated groups: segment, decoding, policy, device.",
+    help="Comma-separated groups: segment, decoding, policy, device, day, source.",
+)
+@click.option(
+    "--since",
+    type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H", "%Y-%m-%dT%H:%M"]),
+    default=None,
+    show_envvar=True,
+    help="Only requests from this time (UTC) on.",
+)
+@click.option(
+    "--until",
+    type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H", "%Y-%m-%dT%H:%M"]),
+    default=None,
+    show_envvar=True,
+    help="Only requests before this time (UTC).",
+)
+@click.option(
+    "--basis",
+    type=click.Choice(["auto", "requests", "hours"]),
+    default="auto",
+    show_default=True,
+    show_envvar=True,
+    help="Read every request, or sums by the hour; auto: sums beyond 50,000 requests.",
 )
 @click.option("--json", is_flag=True, show_envvar=True, help="Print one JSON object.")
+@click.option("--csv", is_flag=True, show_envvar=True, help="Print comma-separated values.")
 @click.option(
     "--html",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -30,34 +58,69 @@ if TYPE_CHECKING:
     show_envvar=True,
     help="Also write the report as one self-contained page.",
 )
-def command(store: str, run: str | None, by: str, json: bool, html: Path | None) -> None:
+def command(
+    store: str,
+    run: str | None,
+    by: str,
+    since: datetime | None,
+    until: datetime | None,
+    basis: str,
+    json: bool,
+    csv: bool,
+    html: Path | None,
+) -> None:
     """Print speed-up and slow-down by segment against the control, from a telemetry database."""
-    print_report(load_report(store, run, tuple(part.strip() for part in by.split(",") if part.strip())), json, html)
+    if json and csv:
+        raise click.UsageError("--json and --csv exclude each other")
+    group_by = tuple(part.strip() for part in by.split(",") if part.strip())
+    period = tuple(None if time is None else time.replace(tzinfo=UTC) for time in (since, until))
+    report = load_report(store, run, group_by, period, basis)
+    print_report(report, "csv" if csv else "json" if json else "text", html)
 
 
-def load_report(store: str, run: str | None, group_by: tuple[str, ...]) -> Report:
+def load_report(
+    store: str,
+    run: str | None,
+    group_by: tuple[str, ...],
+    period: tuple[datetime | None, ...] = (None, None),
+    basis: str = "auto",
+) -> Report:
     """The report of a database, opened read-only."""
     from autospec.errors import ConfigurationError
+    from autospec.telemetry import hourly
     from autospec.telemetry.report import GROUP_KEYS, build_report
     from autospec.telemetry.store import Store
 
     if unknown := [key for key in group_by if key not in GROUP_KEYS]:
         raise ConfigurationError(f"--by {','.join(unknown)}: known are {', '.join(GROUP_KEYS)}")
+    since, until = period
     with Store(store, readonly=True) as opened:
+        can_sum = run is None and set(group_by) <= set(hourly.KEYS)
+        if basis == "hours" and not can_sum:
+            raise ConfigurationError(f"--basis hours knows no runs, and these groups: {', '.join(hourly.KEYS)}")
+        if basis == "hours" or (basis == "auto" and can_sum and hourly.num_requests(opened) > MOST_REQUESTS):
+            return hourly.build_hourly_report(opened, group_by=group_by, since=since, until=until)
         if run is not None:
             runs = opened.runs()
             run = runs[-1] if run == "last" and runs else run
             if run not in runs:
                 raise ConfigurationError(f"run {run!r} is not in {store}: known are {', '.join(runs) or 'none'}")
-        return build_report(opened.requests(run=run), opened.comparisons(run=run), group_by=group_by)
+        requests = opened.requests(run=run, since=since)
+        if until is not None:
+            requests = (record for record in requests if record.started_at < until)
+        return build_report(requests, opened.comparisons(run=run), group_by=group_by)
 
 
-def print_report(report: Report, json: bool, html: Path | None) -> None:
-    """Print to stdout, and to a page if asked."""
+def print_report(report: Report, form: str, html: Path | None) -> None:
+    """Print to stdout, and to a page if asked. Args: form: `text`, `json` or `csv`."""
     from autospec.errors import AutospecError
+    from autospec.telemetry.render_csv import to_csv
     from autospec.telemetry.report import to_dict, to_html, to_text
 
-    click.echo(dumps(to_dict(report)) if json else to_text(report), nl=json)
+    if form == "json":
+        click.echo(dumps(to_dict(report)))
+    else:
+        click.echo(to_csv(report) if form == "csv" else to_text(report), nl=False)
     if html is not None:
         try:
             html.write_text(to_html(report), encoding="utf-8")

@@ -39,6 +39,7 @@ class Decoder:
         streamer: sees the prompt and then each committed token.
         make_randomness: where draws come from; torch's global generator unless something is to be proved.
         scores_dtype: of the target's processed scores; `generate` uses float32.
+        keeps_blocks: the tally keeps each block's outcome.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Decoder:
         streamer: BaseStreamer | None = None,
         make_randomness: Callable[[torch.device], Randomness] = TorchRandomness,
         scores_dtype: torch.dtype = torch.float32,
+        keeps_blocks: bool = False,
     ) -> None:
         self._segment = segment
         self._chooser = chooser
@@ -59,6 +61,7 @@ class Decoder:
         self._streamer = streamer
         self._make_randomness = make_randomness
         self._scores_dtype = scores_dtype
+        self._keeps_blocks = keeps_blocks
         self.tally = Tally()
         self.prompt_tokens = 0
         self.output_tokens = 0
@@ -121,6 +124,7 @@ class Decoder:
             stretches_beyond=stretches_beyond(model),
         )
         self.tally = loop.tally
+        self.tally.outcomes = [] if self._keeps_blocks else None
         try:
             loop.run()
         except BaseException:

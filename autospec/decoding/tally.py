@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
-from autospec.types import BlockOutcome, PhaseSeconds
+from autospec.types import ActionTally, BlockOutcome, PhaseSeconds
 
 
 class Stopwatch:
@@ -25,10 +25,9 @@ class Stopwatch:
 
 
 @dataclass(slots=True)
-class Tally:
-    """What a request did so far."""
+class BlockSums:
+    """Counts and seconds of blocks."""
 
-    prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     correction_seconds: float = 0.0
@@ -37,14 +36,12 @@ class Tally:
     num_draft_tokens: int = 0
     num_judged_tokens: int = 0
     num_accepted_tokens: int = 0
-    acceptance_lengths: Counter[int] = field(default_factory=Counter)
+    num_committed_tokens: int = 0
     at_risk: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
-    actions: Counter[str] = field(default_factory=Counter)
-    notes: list[str] = field(default_factory=list)  # sources switched off, speculation refused: with the reason
 
-    def add(self, outcome: BlockOutcome) -> None:
-        self.draft_seconds += outcome.draft_seconds + outcome.catch_up_seconds
+    def count(self, outcome: BlockOutcome) -> None:
+        self.draft_seconds += outcome.draft_seconds
         self.verify_seconds += outcome.verify_seconds
         self.correction_seconds += outcome.correction_seconds
         self.emission_seconds += outcome.emission_seconds
@@ -52,8 +49,7 @@ class Tally:
         self.num_draft_tokens += outcome.num_draft_tokens
         self.num_judged_tokens += outcome.num_judged_tokens
         self.num_accepted_tokens += outcome.num_accepted_tokens
-        self.acceptance_lengths[outcome.num_committed_tokens] += 1
-        self.actions[outcome.action.label] += 1
+        self.num_committed_tokens += outcome.num_committed_tokens
         missing = outcome.num_judged_tokens - len(self.at_risk)
         self.at_risk.extend([0] * missing)
         self.accepted.extend([0] * missing)
@@ -61,6 +57,34 @@ class Tally:
             self.at_risk[position] += 1
         for position in range(outcome.num_accepted_tokens):
             self.accepted[position] += 1
+
+    def frozen(self) -> ActionTally:
+        values = {each.name: getattr(self, each.name) for each in fields(ActionTally)}
+        return ActionTally(**{**values, "at_risk": tuple(self.at_risk), "accepted": tuple(self.accepted)})
+
+
+@dataclass(slots=True)
+class Tally(BlockSums):
+    """What a request did so far. Its drafting seconds hold the catch-up, which belongs to no action."""
+
+    prefill_seconds: float = 0.0
+    acceptance_lengths: Counter[int] = field(default_factory=Counter)
+    actions: Counter[str] = field(default_factory=Counter)
+    decisions: Counter[str] = field(default_factory=Counter)  # label and kind of reason
+    by_action: dict[str, BlockSums] = field(default_factory=dict)
+    outcomes: list[BlockOutcome] | None = None  # each block, where they are kept
+    notes: list[str] = field(default_factory=list)  # sources switched off, speculation refused: with the reason
+
+    def add(self, outcome: BlockOutcome) -> None:
+        self.count(outcome)
+        self.draft_seconds += outcome.catch_up_seconds
+        if self.outcomes is not None:
+            self.outcomes.append(outcome)
+        action = outcome.action
+        self.acceptance_lengths[outcome.num_committed_tokens] += 1
+        self.actions[action.label] += 1
+        self.decisions[f"{action.label} {action.reason_kind}"] += 1
+        self.by_action.setdefault(action.label, BlockSums()).count(outcome)
 
     def phases(self, total_seconds: float) -> PhaseSeconds:
         """Seconds by phase; what no phase claims is `other`."""

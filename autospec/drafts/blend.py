@@ -66,6 +66,11 @@ class Blend:
         """Those that the model draft wants to see."""
         return hidden_layers_of(self.model_draft)
 
+    @property
+    def model(self) -> Any:
+        """The model draft's, if it has one."""
+        return getattr(self.model_draft, "model", None)
+
     def start(self, request: DraftRequest) -> BlendSession:
         return BlendSession(request, self.retrieval, self.model_draft)
 

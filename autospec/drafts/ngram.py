@@ -23,8 +23,7 @@ class NGram:
         min_ngram: shortest run that is trusted, between 1 and `max_ngram`. One token is a weak match: more drafts,
             more of them accepted, a smaller share; 2 suits devices that verify a few tokens at much more than one.
         continuation: of several matches, copy after the first of those that went on with the most `frequent` token (the
-            first to be so, among equals), or after the `newest`. In summaries, the beginning of a text is what is
-            copied most; in dialogue, its end.
+            first to be so, among equals), or after the `newest`. Summaries copy most from the beginning of a text.
         tokens_per_match: draft at most so many tokens for each token of the match, so that longer matches are trusted
             further; None: the whole block.
 
@@ -82,7 +81,7 @@ class NewestEnds:
 
 
 class FrequentEnds:
-    """Of each n-gram, where it first ended before the token that followed it most often (first to be so, among equals)."""
+    """Of each n-gram, where it first ended before what followed it most often (the first to be so, among equals)."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, ...], dict[int, tuple[int, int]]] = {}  # by following token: count, first end

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from autospec import models
 from autospec.data import DemoPrompt, load_prompts
-from autospec.deployment import describe_deployment
+from autospec.deployment import device_name
 from autospec.drafts import Assistant
 from autospec.drafts.early_exit import first_layers_of
 from autospec.verify import BLOCK_LENGTHS, verify_greedy
@@ -50,7 +50,7 @@ def main() -> int:
     }
     for dtype in DTYPES:
         model, tokenizer = models.load("smollm2-135m", dtype=dtype)
-        results["device"] = describe_deployment(model, ()).device
+        results["device"] = device_name(model.device)
         run_dtype(model, tokenizer, prompts, dtype, options.new_tokens, results)
     (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print_table(results["counts"])

@@ -22,7 +22,7 @@ from autospec import models
 from autospec.caches import append, new_cache
 from autospec.data import encode, load_prompts
 from autospec.decoding.ties import tolerance
-from autospec.deployment import describe_deployment
+from autospec.deployment import device_name
 
 DTYPES = ("float32", "bfloat16")
 BLOCK_TOKENS = 8
@@ -44,7 +44,7 @@ def main() -> None:
     }
     for dtype in DTYPES:
         model, tokenizer = models.load("smollm2-135m", dtype=dtype)
-        results["device"] = describe_deployment(model, ()).device
+        results["device"] = device_name(model.device)
         results["dtypes"][dtype] = summary(gap_changes(model, tokenizer, dtype))
     for dtype, numbers in results["dtypes"].items():
         print(dtype, json.dumps(numbers))

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from autospec import models
 from autospec.data import DemoPrompt, interleaved
-from autospec.deployment import describe_deployment
+from autospec.deployment import device_name
 from autospec.drafts import Assistant
 from autospec.drafts.early_exit import first_layers_of
 from autospec.errors import ConfigurationError
@@ -198,7 +198,7 @@ def run_dtype(
     done = {(row["prompt"], row["arm"]) for row in rows if row["dtype"] == dtype}
     model, tokenizer = models.load(TARGET, dtype=dtype, device=settings["place"])
     sources = make_drafts(model, tokenizer, settings["draft_layers"])
-    device = describe_deployment(model, ()).device
+    device = device_name(model.device)
     with tqdm(total=len(prompts) * len(wanted_arms), desc=dtype, unit="answer") as bar:
         for prompt in prompts:
             arms = [arm for arm in wanted_arms if (prompt.prompt_id, arm) not in done]

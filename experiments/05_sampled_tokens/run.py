@@ -36,7 +36,7 @@ from autospec import models, wrap
 from autospec.caches import CACHE_KEYWORD
 from autospec.decoding import decoder
 from autospec.decoding.selection import Maximal
-from autospec.deployment import describe_deployment
+from autospec.deployment import device_name
 from autospec.drafts import Assistant
 from autospec.drafts.early_exit import first_layers_of
 
@@ -296,7 +296,7 @@ def about(bench: Bench, samples: int) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "device": describe_deployment(bench.model, ()).device,
+        "device": device_name(bench.model.device),
     }
 
 

@@ -27,7 +27,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogit
 from autospec import models, wrap
 from autospec.caches import append, new_cache
 from autospec.data import DemoPrompt, encode, interleaved, load_prompts
-from autospec.deployment import describe_deployment
+from autospec.deployment import device_name
 from autospec.drafts import Assistant
 from autospec.drafts.early_exit import first_layers_of
 
@@ -139,7 +139,7 @@ def main() -> int:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "device": describe_deployment(model, ()).device,
+        "device": device_name(model.device),
         "simulations": simulations(),
     }
     contexts = [encode(tokenizer, prompt, model)["input_ids"][:, -CONTEXT_TOKENS:] for prompt in prompts]

@@ -32,7 +32,7 @@ from transformers import MistralConfig, MistralForCausalLM
 from autospec import models
 from autospec.caches import CACHE_KEYWORD, new_cache
 from autospec.data import interleaved, load_prompts
-from autospec.deployment import describe_deployment
+from autospec.deployment import device_name
 from autospec.draft_bench import bench
 from autospec.drafts import Assistant
 from autospec.drafts.vocabulary import fingerprint
@@ -376,7 +376,7 @@ def main() -> int:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "device": describe_deployment(target, ()).device,
+        "device": device_name(target.device),
     }
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,339 @@
+"""Everything in a database as records that another one can take: merging, exporting, importing."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Table, func, select
+
+from autospec.errors import ConfigurationError
+from autospec.telemetry.schema import (
+    Base,
+    CalibrationRow,
+    ComparisonRow,
+    DeploymentRow,
+    HourlyRequests,
+    PolicyVersionRow,
+    RecordingRow,
+    RequestRow,
+    TraceRow,
+    to_microseconds,
+)
+from autospec.telemetry.spool import Entry
+from autospec.telemetry.store import Store
+
+PAGE_ROWS = 2_000
+KINDS = {
+    "request": "requests",
+    "comparison": "comparisons",
+    "policy_version": "policy_versions",
+    "calibration": "calibration_samples",
+}
+"""Kinds of entries, and the names of their tables and files."""
+
+FORMATS = ("parquet", "csv")
+_PLACE = "deployment"
+_TRACE = "trace"
+_RECORDING = "recording"
+_JSON_COLUMNS = {
+    "request": ("acceptance_lengths", "at_risk", "accepted", "actions", "by_action", "decisions"),
+    "comparison": (),
+    "policy_version": ("settings",),
+    "calibration": (),
+}
+
+Progress = Callable[[int], object]
+
+
+def entries(store: Store) -> Iterator[list[Entry]]:
+    """All that is stored, in batches, read in short transactions. Sums by the hour follow from it and are not in it.
+
+    Raises:
+        StoreError: the database cannot be read.
+    """
+    with store.reading() as connection:
+        places = {row["id"]: _without(row, "id") for row in _rows(connection, DeploymentRow)}
+    for kind, row_type, key in (
+        ("policy_version", PolicyVersionRow, "version"),
+        ("calibration", CalibrationRow, "id"),
+        ("request", RequestRow, "id"),
+        ("comparison", ComparisonRow, "id"),
+    ):
+        last: Any = None
+        while True:
+            with store.reading() as connection:
+                rows = _rows(connection, row_type, key, last)
+                traces, recordings = _belongings(connection, rows) if kind == "request" else ({}, {})
+            if not rows:
+                break
+            last = rows[-1][key]
+            yield [_entry(kind, row, places, traces, recordings) for row in rows]
+
+
+def num_entries(store: Store) -> int:
+    """How many there are."""
+    with store.reading() as connection:
+        return sum(
+            connection.scalar(select(func.count()).select_from(row_type)) or 0
+            for row_type in (RequestRow, ComparisonRow, PolicyVersionRow, CalibrationRow)
+        )
+
+
+def num_pruned(store: Store) -> int:
+    """Requests that are only left in the sums by the hour."""
+    with store.reading() as connection:
+        summed = connection.scalar(select(func.sum(HourlyRequests.requests))) or 0
+        return int(summed) - (connection.scalar(select(func.count()).select_from(RequestRow)) or 0)
+
+
+def merge(target: Store, source: Store, progress: Progress | None = None) -> int:
+    """Writes everything of one database into another; what is there already stays as it is.
+
+    Returns:
+        How many entries were read.
+    """
+    total = 0
+    for batch in entries(source):
+        target.write(batch)
+        total += len(batch)
+        if progress is not None:
+            progress(len(batch))
+    return total
+
+
+def export(store: Store, folder: Path, file_format: str, progress: Progress | None = None) -> dict[str, int]:
+    """One file for each kind of entry: `requests.parquet` or `requests.csv`, and so on.
+
+    Times are microseconds since 1970 in UTC; nested values, and the deployment of a request, are JSON.
+
+    Returns:
+        File name to number of rows.
+
+    Raises:
+        ConfigurationError: the format is unknown, its library is missing, or files are there already.
+    """
+    if file_format not in FORMATS:
+        raise ConfigurationError(f"format {file_format!r}: known are {', '.join(FORMATS)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    names = {kind: folder / f"{table}.{file_format}" for kind, table in KINDS.items()}
+    if there := [str(path) for path in names.values() if path.exists()]:
+        raise ConfigurationError(f"{', '.join(there)}: already there; give another folder")
+    writers = {kind: _WRITERS[file_format](path) for kind, path in names.items()}
+    counts = dict.fromkeys(KINDS, 0)
+    try:
+        for batch in entries(store):
+            kind = _kind_of(batch[0])
+            writers[kind].write([_flat(kind, entry) for entry in batch])
+            counts[kind] += len(batch)
+            if progress is not None:
+                progress(len(batch))
+    finally:
+        for writer in writers.values():
+            writer.close()
+    return {names[kind].name: count for kind, count in counts.items() if count}
+
+
+def read_export(folder: Path) -> Iterator[list[Entry]]:
+    """The entries of an exported folder.
+
+    Raises:
+        ConfigurationError: there is nothing in it, or a file is not one of ours.
+    """
+    found = [
+        (kind, path)
+        for kind, table in KINDS.items()
+        for path in (folder / f"{table}.{file_format}" for file_format in FORMATS)
+        if path.exists()
+    ]
+    if not found:
+        expected = ", ".join(f"{table}.parquet or .csv" for table in KINDS.values())
+        raise ConfigurationError(f"{folder} holds no export: expected are {expected}")
+    for kind, path in found:
+        for rows in _READERS[path.suffix[1:]](path):
+            try:
+                yield [_unflat(kind, row) for row in rows]
+            except (KeyError, TypeError, ValueError) as error:
+                raise ConfigurationError(
+                    f"{path} is no export of autospec's, or was changed ({type(error).__name__}: {error}): export again"
+                ) from error
+
+
+def _rows(connection: Connection, row_type: type[Base], key: str = "id", last: Any = None) -> list[dict[str, Any]]:
+    table = row_type.__table__
+    assert isinstance(table, Table)
+    query = select(table).order_by(table.c[key])
+    if row_type is not DeploymentRow:
+        query = query.limit(PAGE_ROWS)
+    if last is not None:
+        query = query.where(table.c[key] > last)
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def _belongings(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], dict[str, Entry]]:
+    """Traces and recorded tokens of requests, by their names."""
+    names = [row["request_id"] for row in rows]
+    traces = select(TraceRow.request_id, TraceRow.blocks).where(TraceRow.request_id.in_(names))
+    tokens = select(RecordingRow.__table__).where(RecordingRow.request_id.in_(names))
+    return (
+        {name: _text(blocks) for name, blocks in connection.execute(traces)},
+        {
+            row.request_id: {"prompt": _text(row.prompt), "output": _text(row.output), "options": row.options}
+            for row in connection.execute(tokens)
+        },
+    )
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _entry(
+    kind: str,
+    row: dict[str, Any],
+    places: Mapping[int, Entry],
+    traces: Mapping[str, str],
+    recordings: Mapping[str, Entry],
+) -> Entry:
+    values = {
+        name: to_microseconds(value) if name in ("started_at", "made_at", "measured_at") else value
+        for name, value in row.items()
+        if name not in ("id", "deployment_id")
+    }
+    entry: Entry = {kind: values}
+    if "deployment_id" in row:
+        entry[_PLACE] = places.get(row["deployment_id"])
+    if kind == "request":
+        values["by_action"] = values["by_action"] or {}
+        values["decisions"] = values["decisions"] or {}
+        if row["request_id"] in traces:
+            entry[_TRACE] = traces[row["request_id"]]
+        if row["request_id"] in recordings:
+            entry[_RECORDING] = recordings[row["request_id"]]
+    return entry
+
+
+def _kind_of(entry: Entry) -> str:
+    return next(kind for kind in KINDS if kind in entry)
+
+
+def _flat(kind: str, entry: Entry) -> dict[str, Any]:
+    row = dict(entry[kind])
+    for name in _JSON_COLUMNS[kind]:
+        row[name] = json.dumps(row[name])
+    if kind in ("request", "calibration"):
+        row[_PLACE] = json.dumps(entry[_PLACE])
+    if kind == "request":
+        row[_TRACE] = entry.get(_TRACE)
+        row[_RECORDING] = json.dumps(entry[_RECORDING]) if _RECORDING in entry else None
+    return row
+
+
+def _unflat(kind: str, row: dict[str, Any]) -> Entry:
+    values = dict(row)
+    entry: Entry = {}
+    if kind in ("request", "calibration"):
+        entry[_PLACE] = json.loads(values.pop(_PLACE))
+    if kind == "request" and (trace := values.pop(_TRACE)) is not None:
+        entry[_TRACE] = trace
+    if kind == "request" and (recording := values.pop(_RECORDING)) is not None:
+        entry[_RECORDING] = json.loads(recording)
+    for name in _JSON_COLUMNS[kind]:
+        values[name] = json.loads(values[name])
+    return {kind: values, **entry}
+
+
+def _without(row: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != name}
+
+
+class _CsvWriter:
+    """Text keeps what CSV cannot say: an empty cell is an absent value, and texts are JSON."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: Any = None
+
+    def write(self, rows: Sequence[dict[str, Any]]) -> None:
+        import csv
+
+        if self._file is None:
+            self._file = self._path.open("w", encoding="utf-8", newline="")
+            self._writer = csv.DictWriter(self._file, list(rows[0]), lineterminator="\n")
+            self._writer.writeheader()
+        self._writer.writerows(
+            [{name: "" if value is None else json.dumps(value) for name, value in row.items()} for row in rows]
+        )
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+class _ParquetWriter:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writer: Any = None
+        _arrow()
+
+    def write(self, rows: Sequence[dict[str, Any]]) -> None:
+        arrow, parquet = _arrow()
+        if self._writer is None:
+            self._schema = arrow.schema([(name, _arrow_type(arrow, name)) for name in rows[0]])
+            self._writer = parquet.ParquetWriter(self._path, self._schema)
+        self._writer.write_table(arrow.Table.from_pylist(list(rows), schema=self._schema))
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _arrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ConfigurationError(
+            "Parquet needs pyarrow: pip install 'autospec-decoding[parquet]', or use --format csv"
+        ) from error
+    return pyarrow, pyarrow.parquet
+
+
+def _arrow_type(arrow: Any, name: str) -> Any:
+    columns = {column.name: column.type.python_type for kind in _TABLES for column in kind.__table__.columns}
+    kind = columns.get(name, str)
+    if name in ("started_at", "made_at", "measured_at") or kind is int:
+        return arrow.int64()
+    return {float: arrow.float64(), bool: arrow.bool_()}.get(kind, arrow.string())
+
+
+def _read_csv(path: Path) -> Iterator[list[dict[str, Any]]]:
+    import csv
+
+    csv.field_size_limit(1 << 30)
+    with path.open(encoding="utf-8", newline="") as file:
+        rows: list[dict[str, Any]] = []
+        for row in csv.DictReader(file):
+            rows.append({name: None if value == "" else json.loads(value) for name, value in row.items()})
+            if len(rows) == PAGE_ROWS:
+                yield rows
+                rows = []
+        if rows:
+            yield rows
+
+
+def _read_parquet(path: Path) -> Iterator[list[dict[str, Any]]]:
+    arrow, parquet = _arrow()
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches(PAGE_ROWS):
+            yield batch.to_pylist()
+    except arrow.ArrowException as error:
+        raise ConfigurationError(f"{path} cannot be read as Parquet: {error}") from error
+
+
+_TABLES = (RequestRow, ComparisonRow, PolicyVersionRow, CalibrationRow)
+_WRITERS: Mapping[str, Callable[[Path], Any]] = {"csv": _CsvWriter, "parquet": _ParquetWriter}
+_READERS: Mapping[str, Callable[[Path], Iterable[list[dict[str, Any]]]]] = {"csv": _read_csv, "parquet": _read_parquet}
