@@ -48,7 +48,7 @@ class TokenRecorder:
         self._record = record
         self._has_warned = False
 
-    def of(self, call: Call, output: Any) -> RecordedTokens | None:
+    def of(self, call: Call, output: Any, *, is_encoder_decoder: bool) -> RecordedTokens | None:
         """What is kept of a call; None: nothing. Batches and prompts that are not given as ids are not kept."""
         if self._record is False:
             return None
@@ -57,7 +57,7 @@ class TokenRecorder:
         if prompt_ids is None or len(prompt_ids) != 1 or not isinstance(sequences, Tensor) or len(sequences) != 1:
             return None
         prompt = prompt_ids[0].tolist()
-        answer = sequences[0, len(prompt) :].tolist()
+        answer = sequences[0, 1 if is_encoder_decoder else len(prompt) :].tolist()
         try:
             kept = (prompt, answer) if self._record is True else self._record(prompt, answer)
             if kept is None:

@@ -379,7 +379,9 @@ class Speculator:
             else predicted_control_seconds(self._costs, tally, prompt_tokens, output_tokens, total_seconds),
             peak_memory_bytes=peak_memory_bytes(self.model.device),
             trace=None if tally.outcomes is None else pack(tally.outcomes),
-            tokens=None if self._recorder is None else self._tokens.of(call, output),
+            tokens=None
+            if self._recorder is None
+            else self._tokens.of(call, output, is_encoder_decoder=self.model.config.is_encoder_decoder),
         )
         with self._lock:
             self.last_request = record

@@ -10,6 +10,7 @@ import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -132,7 +133,7 @@ def request_to_row(record: RequestRecord) -> dict[str, Any]:
         "notes": None if record.notes is None else clean_text(record.notes, TEXT_LIMIT),
         "error": None if record.error is None else clean_text(record.error, TEXT_LIMIT),
         "run": None if record.run is None else clean_text(record.run),
-        "by_action": {str(label): asdict(tally) for label, tally in record.by_action.items()},
+        "by_action": {clean_text(str(label)): _plain_tally(tally) for label, tally in record.by_action.items()},
         "decisions": {clean_text(str(key)): int(n) for key, n in record.decisions.items()},
         "policy_version": None if record.policy_version is None else clean_text(record.policy_version),
         "predicted_control_seconds": None if predicted is None else float(predicted),
@@ -180,6 +181,17 @@ def row_to_request(row: RequestRow, deployment: Deployment | None) -> RequestRec
     )
 
 
+def _plain_tally(tally: ActionTally) -> dict[str, Any]:
+    numbers = {
+        name: float(value) if name.endswith("seconds") else int(value)
+        for name, value in asdict(tally).items()
+        if name not in ("at_risk", "accepted")
+    }
+    if not all(math.isfinite(value) for value in numbers.values()):
+        raise ConfigurationError(f"{tally!r} must hold finite numbers")
+    return {**numbers, "at_risk": [int(n) for n in tally.at_risk], "accepted": [int(n) for n in tally.accepted]}
+
+
 def _to_tally(fields: dict[str, Any]) -> ActionTally:
     return ActionTally(**{**fields, "at_risk": tuple(fields["at_risk"]), "accepted": tuple(fields["accepted"])})
 
@@ -215,7 +227,7 @@ def to_entry(item: Record) -> dict[str, Any]:
                 entry["recording"] = {
                     "prompt": base64.b64encode(pack_tokens(item.tokens.prompt)).decode("ascii"),
                     "output": base64.b64encode(pack_tokens(item.tokens.output)).decode("ascii"),
-                    "options": dict(item.tokens.options),
+                    "options": _plain(dict(item.tokens.options)),
                 }
             return entry
         case Comparison():
@@ -225,6 +237,21 @@ def to_entry(item: Record) -> dict[str, Any]:
         case CalibrationSample():
             return {"calibration": _calibration_to_row(item), "deployment": deployment_to_row(item.deployment)}
     raise ConfigurationError(f"{type(item).__name__} is no record")
+
+
+def _plain(value: Any) -> Any:
+    """JSON values that every database takes: what is no number is its name, what is no JSON its text."""
+    if isinstance(value, dict):
+        return {clean_text(str(key)): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value) if math.isfinite(value) else str(float(value))
+    return clean_text(str(value), TEXT_LIMIT)
 
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:
@@ -240,7 +267,7 @@ def _policy_version_to_row(item: PolicyVersion) -> dict[str, Any]:
     return {
         "version": clean_text(item.version),
         "name": clean_text(item.name),
-        "settings": json.loads(json.dumps(dict(item.settings), default=str)),
+        "settings": _plain(dict(item.settings)),
         "made_by": clean_text(item.made_by),
         "made_at": to_microseconds(item.made_at),
     }

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import func, select
 
 from autospec.errors import ConfigurationError
+from autospec.telemetry.codec import clean_text
 from autospec.telemetry.rows import ratio
 from autospec.telemetry.schema import HourlyRequests
 from autospec.telemetry.store import Store
@@ -65,7 +66,7 @@ def recent_hours(store: Store, *, since: datetime, segment: str | None = None) -
         .order_by(table.hour, table.segment)
     )
     if segment is not None:
-        query = query.where(table.segment == segment)
+        query = query.where(table.segment == clean_text(segment))
     sides: dict[tuple[datetime, str], dict[bool, Any]] = {}
     with store.reading() as connection:
         for row in connection.execute(query):

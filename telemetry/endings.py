@@ -24,7 +24,8 @@ _expected_in: int | None = None
 def register(recorder: Recorder) -> None:
     """From now on the recorder is closed with the process, and secured when the process is told to terminate.
 
-    SIGTERM is only handled where nobody else does, and then ends the process as it would have without us.
+    SIGTERM is only handled where nobody else does, and then ends the process as it would have without us. Python lets
+    the main thread alone set that up: where every recorder is made in another one, SIGTERM is like `kill -9`.
     """
     _recorders.add(recorder)
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:

@@ -17,6 +17,7 @@ from sqlalchemy import BigInteger, Connection, Row, Select, func, select, type_c
 from autospec.errors import ConfigurationError
 from autospec.telemetry.bootstrap import normal_interval
 from autospec.telemetry.labels import visible
+from autospec.telemetry.rollups import hour_of
 from autospec.telemetry.rows import (
     NO_OUTPUT_TOKENS,
     TOO_LITTLE_DATA,
@@ -62,13 +63,13 @@ def build_hourly_report(
     Args:
         store: the database.
         group_by: any of `segment`, `decoding`, `policy`, `device`, `day`.
-        since: from the hour of this time on; an aware datetime.
-        until: before this time; an aware datetime.
+        since: from this full hour on; an aware datetime.
+        until: before this full hour; an aware datetime.
         resamples: bootstrap resamples for each interval.
         seed: seed of each interval.
 
     Raises:
-        ConfigurationError: a key is unknown or repeated, or a time has no time zone.
+        ConfigurationError: a key is unknown or repeated, or a time has no time zone or is no full hour.
         StoreError: the database cannot be read.
     """
     if unknown := [key for key in group_by if key not in KEYS]:
@@ -78,6 +79,8 @@ def build_hourly_report(
     for name, time in (("since", since), ("until", until)):
         if time is not None and time.tzinfo is None:
             raise ConfigurationError(f"{name}={time!r} has no time zone: give an aware datetime")
+        if not is_full_hour(time):
+            raise ConfigurationError(f"{name}={time:%Y-%m-%d %H:%M:%S}: sums by the hour know full hours alone")
     with store.reading() as connection:
         places = {row.id: row for row in connection.execute(select(DeploymentRow.__table__))}
         found = connection.execute(_sums(group_by, since, until)).all()
@@ -117,15 +120,21 @@ def build_hourly_report(
     )
 
 
-def num_requests(store: Store) -> int:
+def is_full_hour(time: datetime | None) -> bool:
+    """Whether sums by the hour can begin or end there; None: no bound."""
+    return time is None or hour_of(time.astimezone(UTC)) == time
+
+
+def num_requests(store: Store, since: datetime | None = None, until: datetime | None = None) -> int:
     """How many requests are summed, those under control and pruned ones included."""
+    query = _between(select(func.sum(HourlyRequests.requests)), HourlyRequests.hour, since, until)
     with store.reading() as connection:
-        return int(connection.scalar(select(func.sum(HourlyRequests.requests))) or 0)
+        return int(connection.scalar(query) or 0)
 
 
 def _between(query: Select[Any], hour: Any, since: datetime | None, until: datetime | None) -> Select[Any]:
     if since is not None:
-        query = query.where(hour >= since.astimezone(UTC).replace(minute=0, second=0, microsecond=0))
+        query = query.where(hour >= since)
     return query if until is None else query.where(hour < until)
 
 

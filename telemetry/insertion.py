@@ -16,6 +16,7 @@ from autospec.telemetry.schema import (
     CalibrationRow,
     ComparisonRow,
     DeploymentRow,
+    HorizonRow,
     PolicyVersionRow,
     RecordingRow,
     RequestRow,
@@ -53,6 +54,8 @@ def _insert_requests(connection: Connection, entries: Entries, places: Mapping[s
     rows: dict[str, Row] = {}
     for entry in entries:
         rows.setdefault(entry["request"]["request_id"], _timed(_placed(entry, "request", places), "started_at"))
+    if rows and (horizon := connection.scalar(select(HorizonRow.pruned_before))) is not None:
+        rows = {name: row for name, row in rows.items() if row["started_at"] >= horizon}
     if not rows:
         return
     insert_new = _insert_new(connection, RequestRow).returning(RequestRow.request_id)

@@ -11,9 +11,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -21,16 +20,8 @@ from typing import Self
 
 from autospec.errors import ConfigurationError, StoreError
 from autospec.telemetry import codec, endings
-from autospec.telemetry.spool import (
-    HEADER,
-    Entry,
-    SpoolFile,
-    decode,
-    default_folder,
-    encode,
-    folder_of,
-    orphans,
-)
+from autospec.telemetry.backlog import Backlog
+from autospec.telemetry.spool import START, Entry, decode, encode, folder_for, orphans
 from autospec.telemetry.store import Store
 from autospec.types import CalibrationSample, Comparison, PolicyVersion, RequestRecord
 
@@ -41,15 +32,6 @@ ORPHAN_SECONDS = 60.0
 SPOOL_BYTES = 256 << 20
 
 _log = logging.getLogger("autospec.telemetry")
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """Records that the database has not taken yet, oldest first: in the spool from `start` on, or in memory."""
-
-    count: int
-    start: int = 0
-    entries: list[Entry] | None = None
 
 
 class Recorder:
@@ -101,36 +83,31 @@ class Recorder:
         self._store = Store(store) if isinstance(store, str) else store
         self._flush_seconds = flush_seconds
         self._capacity = capacity
-        self._folder: Path | None = None
-        if spool is not False and self._store.is_lasting:
-            self._folder = folder_of(self._store.url, default_folder() if spool is True else Path(spool))
+        is_spooled = spool is not False and self._store.is_lasting
+        self._folder = folder_for(self._store.url, None if spool is True else Path(str(spool))) if is_spooled else None
         self._spool_bytes = spool_bytes
-        self._spool: SpoolFile | None = None
         self._start_afresh()
         endings.register(self)
 
     def _start_afresh(self) -> None:
-        if self._spool is not None:  # the parent's, after a fork
-            self._spool.close()
-            self._spool = None
         self._changed = threading.Condition(threading.RLock())  # re-entrant: a signal handler may wait here, too
         self._bell: SimpleQueue[bool] = SimpleQueue()  # wakes the gatherer; True: it shall not wait for more
         self._has_rung = self._has_rung_twice = False  # a signal handler may ring in the middle of a ring
         self._queue: deque[codec.Record] = deque()
-        self._waiting: deque[_Waiting] = deque()
-        self._num_in_flight = 0  # with the writer
-        self._is_flight_spooled = False
+        self._backlog = Backlog(self._folder, self._spool_bytes, self._capacity)
         self._gatherer: threading.Thread | None = None
         self._writer: threading.Thread | None = None
         self._closed = False
         self._gathered_all = False
+        self._has_left = False  # the writer
         self._give_up_at: float | None = None  # set while closing
         self._hurry = False
-        self._has_warned = False
+        self._warned: set[str] = set()
         self._orphans_at = 0.0
+        self._steps: Generator[None, None, bool] | None = None  # of replaying orphans
         self._num_taken = 0  # from the queue
+        self._num_encoding = 0  # of these, not in the backlog yet
         self._num_settled = 0
-        self._num_counted = 0  # of those taken, counted in `spooled` or settled before
         self.written = 0
         self.dropped = 0
         self.spooled = 0
@@ -141,7 +118,7 @@ class Recorder:
 
     @property
     def recorded(self) -> int:
-        """Records and comparisons handed in."""
+        """Records handed in."""
         with self._changed:
             return self._num_taken + len(self._queue)
 
@@ -182,7 +159,7 @@ class Recorder:
             target, dropped = self.recorded, self.dropped
             self._wake()
             while self._num_settled < target:
-                if self._closed and self._gathered_all:
+                if self._has_left:
                     return False
                 self._start_threads()
                 left = deadline - time.monotonic()
@@ -191,31 +168,30 @@ class Recorder:
                 self._changed.wait(left)
             return self.dropped == dropped
 
-    def replay(self) -> bool:
-        """Writes what recorders of this database that are gone have left in the spool.
-
-        Returns:
-            Whether nothing is left; it is not lost otherwise.
-        """
-        if self._folder is None:
-            return True
-        for orphan in orphans(self._folder):
-            if not self._replay(orphan):
-                orphan.close()
-                return False
-        return True
-
     def secure(self, timeout: float) -> None:
         """Waits until all is safe from the end of this process: in the spool or, without one, in the database."""
         deadline = time.monotonic() + timeout
         with self._changed:
             self._wake()
-            while self._queue or self._num_at_risk():
+            while self._queue or self._num_encoding or self._backlog.num_in_memory:
                 self._start_threads()
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return
                 self._changed.wait(min(left, CLOSING_PAUSE_SECONDS))
+
+    def replay(self) -> bool:
+        """Writes what recorders of this database that are gone have left in the spool.
+
+        Returns:
+            Whether all of it could be written; it is not lost otherwise.
+        """
+        steps = self._replay_steps()
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return bool(end.value)
 
     def close(self, timeout: float = endings.CLOSE_SECONDS) -> None:
         """Writes what is queued, for at most `timeout` seconds, and stops. Closing twice is harmless.
@@ -233,21 +209,21 @@ class Recorder:
         for thread, work in ((self._gatherer, self._gather_all), (self._writer, self._write_all)):
             if thread is not None:
                 thread.join(max(0.0, deadline - time.monotonic()) + 0.1)
-            elif self._queue or self._waiting:  # it could not be started
+            elif self._queue or self._backlog:  # it could not be started
                 work()
         with self._changed:
             self._gathered_all = True
-            kept = sum(part.count for part in self._waiting if part.entries is None)
-            lost = self._drop_oldest(keep=0)
-            if self._queue:  # the gatherer did not come to it
-                lost += len(self._queue)
-                self._drop_from_queue(len(self._queue))
+            lost = len(self._queue)
+            self._drop_from_queue(lost)  # the gatherer did not come to them
+            dropped = self._backlog.drop(keep=0)
+            self._settle(dropped=dropped)
+            lost, kept = lost + dropped, len(self._backlog)
+            if self._writer is None or self._has_left:
+                self._leave()
         if lost:
             _log.warning("%s records could not be written before the recorder was closed", lost)
         if kept:
             _log.warning("%s records wait in %s for the next recorder of this database", kept, self._folder)
-        if self._owns_store and self._num_in_flight == 0:
-            self._store.close()
         endings.forget(self)
 
     def __enter__(self) -> Self:
@@ -259,10 +235,12 @@ class Recorder:
         self.close()
 
     def _put(self, item: codec.Record) -> None:
-        """Takes no lock as long as there is room."""
+        """Takes no lock as long as there is room and both threads live."""
         queue = self._queue
         queue.append(item)
-        if self._writer is None or self._closed or len(queue) > self._capacity:
+        gatherer, writer = self._gatherer, self._writer
+        is_running = gatherer is not None and writer is not None and gatherer.is_alive() and writer.is_alive()
+        if not is_running or len(queue) > self._capacity:
             with self._changed:
                 self._drop_from_queue(len(queue) if self._gathered_all else len(queue) - self._capacity)
                 self._start_threads()
@@ -284,30 +262,10 @@ class Recorder:
             self._num_taken += 1
             self._settle(dropped=1)
 
-    def _drop_oldest(self, keep: int) -> int:
-        """Drops of what waits in memory; how many."""
-        in_memory = [part for part in self._waiting if part.entries is not None]
-        excess = total = max(0, sum(part.count for part in in_memory) - keep)
-        for part in in_memory:
-            assert part.entries is not None
-            gone = min(excess, part.count)
-            del part.entries[:gone]
-            part.count -= gone
-            excess -= gone
-        self._waiting = deque(part for part in self._waiting if part.count)
-        self._settle(dropped=total)
-        return total
-
     def _settle(self, *, written: int = 0, dropped: int = 0) -> None:
         self.written += written
         self.dropped += dropped
         self._num_settled += written + dropped
-
-    def _num_at_risk(self) -> int:
-        """Taken from the queue, but neither in the spool nor settled."""
-        spooled = sum(part.count for part in self._waiting if part.entries is None)
-        spooled += self._num_in_flight if self._is_flight_spooled else 0
-        return self._num_taken - self._num_settled - spooled
 
     def _start_threads(self) -> None:
         if self._closed:
@@ -326,7 +284,7 @@ class Recorder:
             self.last_error = str(error)
 
     def _gather_all(self) -> None:
-        """The first thread: from the queue to the spool."""
+        """The first thread: from the queue to the backlog."""
         while True:
             self._wait_for_records()
             is_last = self._closed
@@ -352,114 +310,66 @@ class Recorder:
         with self._changed:
             items = [self._queue.popleft() for _ in range(min(BATCH_RECORDS, len(self._queue)))]
             self._num_taken += len(items)
-        entries, error = _encoded(items)
-        lines = [encode(entry) for entry in entries]
+            self._num_encoding = len(items)
+        entries, lines, error = _encoded(items)
         with self._changed:
-            if error is not None:
-                self._failed(error)
-                self._settle(dropped=len(items) - len(entries))
+            self._num_encoding = 0
+            self._settle(dropped=len(items) - len(entries))
             if entries:
-                start = self._append(lines)
-                if start is None:
-                    self._waiting.append(_Waiting(len(entries), entries=entries))
-                    self._drop_oldest(keep=self._capacity)
-                elif self._waiting and self._waiting[-1].entries is None:
-                    self._waiting[-1].count += len(entries)
-                else:
-                    self._waiting.append(_Waiting(len(entries), start=start))
+                self._settle(dropped=self._backlog.add(entries, lines))
+            trouble = self._backlog.last_error if self._folder is not None else None
+            self.last_error = trouble or self.last_error
             self._changed.notify_all()
-
-    def _append(self, lines: Sequence[bytes]) -> int | None:
-        """Where the lines begin in the spool; None if there is none that could take them."""
-        if self._folder is None:
-            return None
-        try:
-            if self._spool is None:
-                self._spool = SpoolFile.create(self._folder)
-            if self._spool.end + sum(map(len, lines)) > self._spool_bytes:
-                raise OSError(f"{self._spool.path} has reached its {self._spool_bytes} bytes")
-            return self._spool.append(lines)
-        except OSError as error:
-            self.last_error = f"no record can be put aside in {self._folder}: {error.strerror or error}"
-            return None
+        if error is not None:
+            self._failed("record", error)
+        if trouble is not None:
+            self._warn("spool", trouble)
 
     def _write_all(self) -> None:
-        """The second thread: from the spool, or from memory, to the database."""
+        """The second thread: from the backlog to the database and, when there is nothing to do, orphans."""
         failures = 0
-        while True:
-            batch = self._next_batch()
-            if batch is None:
-                break
-            part, entries, damaged, position = batch
-            lost = self._write(entries)
+        while self._wait_for_work():
             with self._changed:
-                self._num_in_flight = 0
+                batch = self._backlog.peek(BATCH_RECORDS)
+            if batch is None:
+                self._replay_some()
+                continue
+            lost = self._write(batch.entries)
+            with self._changed:
                 if lost is None:
                     failures += 1
-                    self._put_back(part, entries, damaged)
-                    if not self._may_go_on() or (self._closed and self._is_all_spooled()):
+                    self.spooled += self._backlog.postpone()
+                    if not self._may_go_on() or (self._is_all_safe() and self._closed):
                         break
+                    self._pause(min(self._flush_seconds * 2**failures, LONGEST_PAUSE_SECONDS))
                 else:
                     failures = 0
-                    self.damaged += damaged
-                    self._settle(written=len(entries) - lost, dropped=lost + damaged)
-                    if part.entries is None:
-                        self._advance(part, position)
+                    self._warned.discard("database")
+                    self._backlog.settle(batch)
+                    self.damaged += batch.num_damaged
+                    self._settle(written=len(batch.entries) - lost, dropped=lost + batch.num_damaged)
+                    if self._folder is not None and self._steps is None and time.monotonic() >= self._orphans_at:
+                        self._steps = self._replay_steps()
                 self._changed.notify_all()
-                if failures:
-                    self._pause(min(self._flush_seconds * 2**failures, LONGEST_PAUSE_SECONDS))
-            if not failures:
-                self._replay_orphans()
-        self._leave()
-
-    def _next_batch(self) -> tuple[_Waiting, list[Entry], int, int] | None:
-        """The oldest records that wait, how many of them are damaged, and where the spool goes on; None: the end."""
         with self._changed:
-            while not self._waiting:
+            self._has_left = True
+            if self._steps is not None:
+                self._steps.close()
+            if self._closed:
+                self._leave()
+            self._changed.notify_all()
+
+    def _wait_for_work(self) -> bool:
+        """Whether there is some; False: the recorder is closed and all is written."""
+        with self._changed:
+            while not self._backlog:
                 if self._gathered_all:
-                    return None
+                    return False
                 self._hurry = self._hurry and bool(self._queue)
+                if self._steps is not None:
+                    return True
                 self._changed.wait()
-            part = self._waiting[0]
-            count = min(BATCH_RECORDS, part.count)
-            if part.entries is not None:
-                entries, position = part.entries[:count], 0
-                del part.entries[:count]
-            else:
-                assert self._spool is not None
-                entries, position = self._read(self._spool, part.start, count)
-            part.count -= count
-            if not part.count:
-                self._waiting.popleft()
-            self._num_in_flight, self._is_flight_spooled = count, part.entries is None
-            return part, entries, count - len(entries), position
-
-    def _read(self, spool: SpoolFile, position: int, count: int) -> tuple[list[Entry], int]:
-        try:
-            lines, position = spool.read(position, count)
-        except OSError as error:
-            self.last_error = f"{spool.path} cannot be read: {error.strerror or error}"
-            return [], spool.end
-        return [entry for line in lines if (entry := decode(line)) is not None], position
-
-    def _put_back(self, part: _Waiting, entries: list[Entry], damaged: int) -> None:
-        """The database failed: the batch waits again, as the oldest."""
-        if not part.count:
-            self._waiting.appendleft(part)
-        part.count += len(entries) + damaged
-        if part.entries is not None:
-            part.entries[:0] = entries
-            self._drop_oldest(keep=self._capacity if self._may_go_on() else 0)
-        waiting = self._num_taken - max(self._num_counted, self._num_settled)
-        if self._spool is not None and waiting > 0:
-            self.spooled += waiting
-            self._num_counted = self._num_taken
-
-    def _advance(self, part: _Waiting, position: int) -> None:
-        part.start = position
-        assert self._spool is not None
-        if not any(other.entries is None for other in self._waiting):
-            self._spool.clear()
+            return True
 
     def _pause(self, seconds: float) -> None:
         """Waits before the next attempt; a flush that begins meanwhile ends the pause, and closing shortens it."""
@@ -471,8 +381,8 @@ class Recorder:
                 return
             self._changed.wait(left)
 
-    def _is_all_spooled(self) -> bool:
-        return self._gathered_all and all(part.entries is None for part in self._waiting)
+    def _is_all_safe(self) -> bool:
+        return self._gathered_all and self._backlog.num_in_memory == 0
 
     def _may_go_on(self) -> bool:
         return self._give_up_at is None or time.monotonic() < self._give_up_at
@@ -484,87 +394,97 @@ class Recorder:
         try:
             self._store.write(entries)
         except StoreError as error:
-            self._failed(error)
+            self._failed("database", error)
             return None
         except Exception as error:  # noqa: BLE001 - one record cannot be stored: find it, keep the others
-            self._failed(error)
             if len(entries) == 1:
+                self._failed("record", error)
                 return 1
         else:
             return 0
+        half = len(entries) // 2
         lost = 0
-        for entry in entries:
-            one = self._write([entry])
-            if one is None:
+        for part in (entries[:half], entries[half:]):
+            count = self._write(part)
+            if count is None:
                 return None  # what was written already is skipped by the store next time
-            lost += one
+            lost += count
         return lost
 
-    def _replay_orphans(self) -> None:
-        """Now and then."""
-        if time.monotonic() >= self._orphans_at:
+    def _replay_some(self) -> None:
+        """One batch of an orphan."""
+        assert self._steps is not None
+        try:
+            next(self._steps)
+        except StopIteration:
+            self._steps = None
             self._orphans_at = time.monotonic() + ORPHAN_SECONDS
-            self.replay()
 
-    def _replay(self, orphan: SpoolFile) -> bool:
-        """Whether all of it could be written."""
-        position, damaged = len(HEADER), 0
-        while position < orphan.end:
-            if self._closed and not self._may_go_on():
-                return False
-            lines, position = orphan.read(position, BATCH_RECORDS)
-            entries = [entry for line in lines if (entry := decode(line)) is not None]
-            lost = self._write(entries)
-            if lost is None:
-                return False
-            damaged += len(lines) - len(entries)
-            with self._changed:
-                self.replayed += len(entries) - lost
-        if damaged:
-            kept = orphan.set_aside()
-            with self._changed:
-                self.damaged += damaged
-            self._warn(f"{damaged} lines of a spool could not be read; the others were written, the file is {kept}")
-        else:
-            orphan.remove()
+    def _replay_steps(self) -> Generator[None, None, bool]:
+        """Writes what orphans hold, a batch at each step; at the end whether all of it could be written."""
+        for orphan in orphans(self._folder) if self._folder is not None else ():
+            position, num_bad = START, 0
+            try:
+                while position < orphan.end:
+                    lines, position = orphan.read(position, BATCH_RECORDS)
+                    if not lines:
+                        break
+                    entries = [entry for line in lines if (entry := decode(line)) is not None]
+                    lost = self._write(entries)
+                    if lost is None:
+                        return False
+                    num_bad += len(lines) - len(entries) + lost
+                    with self._changed:
+                        self.replayed += len(entries) - lost
+                        self.damaged += len(lines) - len(entries) + lost
+                    yield
+                if num_bad:
+                    kept = orphan.set_aside()
+                    self._warn(
+                        "orphan", f"{num_bad} lines of a spool could not be read or stored; it is kept as {kept}"
+                    )
+                else:
+                    orphan.remove()
+            finally:
+                orphan.close()
         return True
 
     def _leave(self) -> None:
-        """The end of the second thread: an empty spool goes, a full one stays for others."""
-        with self._changed:
-            if not self._closed:
-                return
-            spool, self._spool = self._spool, None
-            if spool is not None and any(part.entries is None for part in self._waiting):
-                spool.close()
-            elif spool is not None:
-                spool.remove()
-            self._changed.notify_all()
+        """Lets go of files and store, once nobody uses them any more."""
+        self._backlog.close()
+        if self._owns_store:
+            self._store.close()
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, kind: str, error: Exception) -> None:
         with self._changed:
             self.failed_batches += 1
             self.last_error = str(error) or type(error).__name__
-        self._warn(self.last_error)
+        what = "cannot be stored" if kind == "record" else "telemetry is not being written, decoding goes on"
+        self._warn(kind, f"{what}: {self.last_error}")
 
-    def _warn(self, reason: str) -> None:
+    def _warn(self, kind: str, text: str) -> None:
+        """Once for each kind of trouble, until it is over."""
         with self._changed:
-            if self._has_warned:
+            if kind in self._warned:
                 return
-            self._has_warned = True
-        _log.warning("telemetry is not being written, decoding goes on: %s", reason)
+            self._warned.add(kind)
+        _log.warning("%s", text)
 
     def _after_fork_in_child(self) -> None:
         """The parent writes what the parent recorded: the child begins with nothing, and threads of its own."""
         self._start_afresh()
 
 
-def _encoded(items: Sequence[codec.Record]) -> tuple[list[Entry], Exception | None]:
-    """What can be stored, and why something cannot."""
-    entries, failure = [], None
+def _encoded(items: Sequence[codec.Record]) -> tuple[list[Entry], list[bytes], Exception | None]:
+    """What can be stored, as entries and as lines, and why something cannot."""
+    entries: list[Entry] = []
+    lines: list[bytes] = []
+    failure: Exception | None = None
     for item in items:
         try:
-            entries.append(codec.to_entry(item))
+            entry = codec.to_entry(item)
+            lines.append(encode(entry))
+            entries.append(entry)
         except Exception as error:  # noqa: BLE001 - anything may have been handed in
             failure = error
-    return entries, failure
+    return entries, lines, failure

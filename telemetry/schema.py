@@ -177,6 +177,15 @@ class RecordingRow(Base):
     options: Mapped[dict[str, Any]]
 
 
+class HorizonRow(Base):
+    """Up to when requests were pruned: what started before is in the sums already, and is not taken a second time."""
+
+    __tablename__ = "horizon"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  # one row, 1
+    pruned_before: Mapped[datetime]
+
+
 class PolicyVersionRow(Base):
     """The settings a policy had."""
 

@@ -15,7 +15,10 @@ import fcntl
 import hashlib
 import json
 import os
+import socket
+import time
 import uuid
+import weakref
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -23,10 +26,14 @@ from pathlib import Path
 from typing import Any
 
 HEADER = b"autospec-spool 1\n"
+START = len(HEADER)
+"""Where the first line is."""
+
 SUFFIX = ".spool"
 NEW_SUFFIX = ".new"
 DAMAGED_SUFFIX = ".damaged"
 CHUNK_BYTES = 1 << 20
+UNFINISHED_SECONDS = 60.0
 
 Entry = dict[str, Any]
 """A record as `telemetry/codec.py` makes it: plain JSON values."""
@@ -40,9 +47,22 @@ def default_folder() -> Path:
     return (Path(state) if state else Path.home() / ".local" / "state") / "autospec" / "spool"
 
 
-def folder_of(url: str, parent: Path) -> Path:
-    """Where records for one database wait. Args: url: as it is shown, passwords hidden."""
-    return parent / hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+def folder_for(url: str, parent: Path | None = None) -> Path | None:
+    """Where records for one database wait.
+
+    Args:
+        url: as it is shown, passwords hidden. A file is one of this host.
+        parent: the folder of all spools; the default one if None.
+
+    Returns:
+        An absolute path; None where the user has no home.
+    """
+    try:
+        parent = (parent or default_folder()).absolute()
+    except (RuntimeError, OSError):
+        return None
+    name = f"{socket.gethostname()} {url}" if url.startswith("sqlite") else url
+    return parent / hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def encode(entry: Entry) -> bytes:
@@ -76,6 +96,7 @@ class SpoolFile:
         self.path = path
         self._descriptor = descriptor
         self.end = end
+        _open.add(self)
 
     @classmethod
     def create(cls, folder: Path) -> SpoolFile:
@@ -120,7 +141,7 @@ class SpoolFile:
 
     @property
     def is_empty(self) -> bool:
-        return self.end <= len(HEADER)
+        return self.end <= START
 
     def append(self, lines: Sequence[bytes]) -> int:
         """Appends all lines or none; where the first of them begins.
@@ -155,8 +176,8 @@ class SpoolFile:
     def clear(self) -> None:
         """Empties it. Where that fails, what is in it will be written a second time, which is harmless."""
         with suppress(OSError):
-            os.ftruncate(self._descriptor, len(HEADER))
-            self.end = len(HEADER)
+            os.ftruncate(self._descriptor, START)
+            self.end = START
 
     def remove(self) -> None:
         """Deletes it and gives up the lock."""
@@ -194,11 +215,31 @@ class SpoolFile:
 
 
 def orphans(folder: Path) -> Iterator[SpoolFile]:
-    """The files of the folder whose writers are gone, each locked for the caller to replay."""
+    """The files of the folder whose writers are gone, each locked for the caller to replay. Unfinished ones go."""
     try:
-        names = sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX))
+        names = sorted(os.listdir(folder))
     except OSError:
         return
     for name in names:
-        if (orphan := SpoolFile.adopt(folder / name)) is not None:
+        if name.endswith(NEW_SUFFIX):
+            _remove_if_old(folder / name)
+        elif name.endswith(SUFFIX) and (orphan := SpoolFile.adopt(folder / name)) is not None:
             yield orphan
+
+
+def _remove_if_old(path: Path) -> None:
+    """A file that was never finished holds nothing; one a minute old is nobody's."""
+    with suppress(OSError):
+        if time.time() - path.stat().st_mtime > UNFINISHED_SECONDS:
+            path.unlink()
+
+
+def _close_all_in_child() -> None:
+    """A child that kept a descriptor would keep the lock, too, when the parent is long gone."""
+    for spool in list(_open):
+        spool.close()
+
+
+_open: weakref.WeakSet[SpoolFile] = weakref.WeakSet()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_all_in_child)

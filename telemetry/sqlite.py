@@ -151,26 +151,33 @@ def _examine(path: Path) -> tuple[frozenset[str], str | None]:
 def _create(engine: Engine, path: Path, revision: str | None) -> None:
     """Creates or migrates under the write lock. If another process did it meanwhile, nothing is left to do."""
     with engine.execution_options(**{WRITE: True}).begin() as connection:
-        if revision is not None and _examine(path)[1] == revision:
-            _back_up(path, revision)
+        copy = _back_up(path, revision) if revision is not None and _examine(path)[1] == revision else None
         connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
-        migrate(connection)
+        try:
+            migrate(connection)
+        except BaseException:
+            if copy is not None:
+                copy.unlink(missing_ok=True)
+            raise
+    if copy is not None:
+        _log.warning("%s was migrated; as it was before it is kept in %s", path, copy)
 
 
-def _back_up(path: Path, revision: str) -> None:
+def _back_up(path: Path, revision: str) -> Path:
     """Copies the database, as it was at the revision, beside itself; an earlier copy is never overwritten."""
     names = (path.with_name(f"{path.name}.schema-{revision}{f'.{n}' if n else ''}") for n in itertools.count())
     target = next(name for name in names if not name.exists())
     try:
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, path.stat().st_mode & 0o777))
         with closing(_connect(path, "ro")) as source, closing(sqlite3.connect(target)) as copy:
             source.backup(copy)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, OSError) as error:
         target.unlink(missing_ok=True)
         raise StoreError(
             f"{path} has the older schema {revision!r} and cannot be copied to {target} before it is migrated "
             f"({error}): make room, or give another path; nothing was changed"
         ) from error
-    _log.info("%s was migrated; as it was before it is kept in %s", path, target)
+    return target
 
 
 def _switch_to_wal(path: Path) -> None:

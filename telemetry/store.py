@@ -14,7 +14,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from sqlalchemy import Connection, Engine, Pool, func, select
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import (
+    CompileError,
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    InvalidRequestError,
+    OperationalError,
+    SQLAlchemyError,
+)
 from sqlalchemy.orm import Session
 
 from autospec.errors import ConfigurationError, StoreError
@@ -262,7 +270,7 @@ class Store:
         """Turns the database's errors into ours, in one line."""
         try:
             yield
-        except (DataError, IntegrityError, OverflowError) as error:
+        except (DataError, IntegrityError, OverflowError, CompileError, InvalidRequestError) as error:
             raise ConfigurationError(f"a record cannot be stored in {self.url}: {_one_line(error)}") from error
         except SQLAlchemyError as error:
             raise StoreError(

@@ -55,8 +55,6 @@ def entries(store: Store) -> Iterator[list[Entry]]:
     Raises:
         StoreError: the database cannot be read.
     """
-    with store.reading() as connection:
-        places = {row["id"]: _without(row, "id") for row in _rows(connection, DeploymentRow)}
     for kind, row_type, key in (
         ("policy_version", PolicyVersionRow, "version"),
         ("calibration", CalibrationRow, "id"),
@@ -67,6 +65,7 @@ def entries(store: Store) -> Iterator[list[Entry]]:
         while True:
             with store.reading() as connection:
                 rows = _rows(connection, row_type, key, last)
+                places = _places(connection, rows)
                 traces, recordings = _belongings(connection, rows) if kind == "request" else ({}, {})
             if not rows:
                 break
@@ -105,10 +104,13 @@ def merge(target: Store, source: Store, progress: Progress | None = None) -> int
     return total
 
 
-def export(store: Store, folder: Path, file_format: str, progress: Progress | None = None) -> dict[str, int]:
+def export(
+    store: Store, folder: Path, file_format: str, progress: Progress | None = None, *, recordings: bool = True
+) -> dict[str, int]:
     """One file for each kind of entry: `requests.parquet` or `requests.csv`, and so on.
 
-    Times are microseconds since 1970 in UTC; nested values, and the deployment of a request, are JSON.
+    Times are microseconds since 1970 in UTC; nested values, and the deployment of a request, are JSON. Without
+    `recordings` no prompt and no answer is in the files.
 
     Returns:
         File name to number of rows.
@@ -127,6 +129,8 @@ def export(store: Store, folder: Path, file_format: str, progress: Progress | No
     try:
         for batch in entries(store):
             kind = _kind_of(batch[0])
+            if not recordings:
+                batch = [_without(entry, _RECORDING) for entry in batch]
             writers[kind].write([_flat(kind, entry) for entry in batch])
             counts[kind] += len(batch)
             if progress is not None:
@@ -153,24 +157,33 @@ def read_export(folder: Path) -> Iterator[list[Entry]]:
         expected = ", ".join(f"{table}.parquet or .csv" for table in KINDS.values())
         raise ConfigurationError(f"{folder} holds no export: expected are {expected}")
     for kind, path in found:
-        for rows in _READERS[path.suffix[1:]](path):
-            try:
-                yield [_unflat(kind, row) for row in rows]
-            except (KeyError, TypeError, ValueError) as error:
-                raise ConfigurationError(
-                    f"{path} is no export of autospec's, or was changed ({type(error).__name__}: {error}): export again"
-                ) from error
+        try:
+            for rows in _READERS[path.suffix[1:]](path):
+                batch = [_unflat(kind, row) for row in rows]
+                if any(entry[kind].keys() != _columns(kind) for entry in batch):
+                    raise ValueError("other columns")
+                yield batch
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"{path} is no export of this autospec, or was changed ({type(error).__name__}: {error}): export again"
+            ) from error
 
 
 def _rows(connection: Connection, row_type: type[Base], key: str = "id", last: Any = None) -> list[dict[str, Any]]:
     table = row_type.__table__
     assert isinstance(table, Table)
-    query = select(table).order_by(table.c[key])
-    if row_type is not DeploymentRow:
-        query = query.limit(PAGE_ROWS)
+    query = select(table).order_by(table.c[key]).limit(PAGE_ROWS)
     if last is not None:
         query = query.where(table.c[key] > last)
     return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def _places(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> dict[int, Entry]:
+    """The deployments of rows, by id."""
+    ids = sorted({row["deployment_id"] for row in rows if row.get("deployment_id") is not None})
+    query = select(DeploymentRow.__table__).where(DeploymentRow.id.in_(ids))
+    found = [dict(row) for row in connection.execute(query).mappings()] if ids else []
+    return {row["id"]: _without(row, "id") for row in found}
 
 
 def _belongings(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], dict[str, Entry]]:
@@ -205,7 +218,7 @@ def _entry(
     }
     entry: Entry = {kind: values}
     if "deployment_id" in row:
-        entry[_PLACE] = places.get(row["deployment_id"])
+        entry[_PLACE] = None if row["deployment_id"] is None else places[row["deployment_id"]]
     if kind == "request":
         values["by_action"] = values["by_action"] or {}
         values["decisions"] = values["decisions"] or {}
@@ -244,6 +257,12 @@ def _unflat(kind: str, row: dict[str, Any]) -> Entry:
     for name in _JSON_COLUMNS[kind]:
         values[name] = json.loads(values[name])
     return {kind: values, **entry}
+
+
+def _columns(kind: str) -> set[str]:
+    """Those of an entry."""
+    table = dict(zip(KINDS, _TABLES, strict=True))[kind].__table__
+    return {column.name for column in table.columns} - {"id", "deployment_id"}
 
 
 def _without(row: Mapping[str, Any], name: str) -> dict[str, Any]:

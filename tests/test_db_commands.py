@@ -16,11 +16,11 @@ from click.testing import CliRunner, Result
 
 from autospec.cli.main import group
 from autospec.telemetry.codec import to_entry
-from autospec.telemetry.hourly import build_hourly_report
+from autospec.telemetry.hourly import build_hourly_report, num_requests
 from autospec.telemetry.recorder import Recorder
 from autospec.telemetry.report import to_dict
 from autospec.telemetry.store import Store
-from autospec.types import CalibrationSample, Comparison, PolicyVersion
+from autospec.types import CalibrationSample, Comparison, PolicyVersion, RecordedTokens
 from tests.postgres_server import fresh_database
 from tests.test_telemetry_hourly import COUNTED_ALIKE, HERE, NOON, traffic
 from tests.test_telemetry_spool import Locked
@@ -33,6 +33,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
             yield address
     else:
         yield f"sqlite:///{tmp_path / 't.db'}"
+
+
+TOKENS = RecordedTokens((1, 2, 70_000), (3,), {"temperature": 0.8, "eos_token_id": [2]})
 
 
 def run(*arguments: str) -> Result:
@@ -52,7 +55,7 @@ def fill(url: str, count: int = 200) -> None:
             [
                 to_entry(PolicyVersion("auto", "abc", {"gain": 0.02, "nested": {"a": [1]}}, "wrap", NOON)),
                 to_entry(CalibrationSample(HERE, NOON, "target", 2, 64, 0.05)),
-                to_entry(replace(traffic(1, seed=9)[0], trace=b"\x00\xffbytes")),
+                to_entry(replace(traffic(1, seed=9)[0], trace=b"\x00\xffbytes", tokens=TOKENS)),
             ]
         )
 
@@ -70,6 +73,7 @@ def content(url: str) -> tuple[object, ...]:
                 )
             ]
         report = to_dict(build_hourly_report(store))
+        rest.append(list(map(repr, store.recordings())))
         return records, sorted(store.comparisons(), key=repr), rest, report["all"]["requests"]
 
 
@@ -88,6 +92,16 @@ class TestTransfer:
         assert again.exit_code == 2
         assert "already there" in again.stderr
 
+    def test_prompts_can_stay_behind(self, tmp_path: Path) -> None:
+        fill(url := f"sqlite:///{tmp_path / 't.db'}", 5)
+        out = tmp_path / "export"
+        said("db", "export", "--store", url, "--out", str(out), "--format", "csv", "--without-recordings")
+        other = f"sqlite:///{tmp_path / 'other.db'}"
+        said("db", "import", "--store", other, str(out))
+        with Store(other) as store:
+            assert store.count() == 6
+            assert list(store.recordings()) == []
+
     def test_merging_two_that_overlap(self, url: str, tmp_path: Path) -> None:
         fill(url, 150)
         other = f"sqlite:///{tmp_path / 'other.db'}"
@@ -102,7 +116,12 @@ class TestTransfer:
         folder.mkdir()
         empty = run("db", "import", "--store", store, str(folder))
         assert (empty.exit_code, "holds no export" in empty.stderr) == (2, True)
-        for name, text in (("requests.csv", b"a,b\n1,2\n"), ("requests.parquet", b"no parquet at all")):
+        for name, text in (
+            ("requests.csv", b"a,b\n1,2\n"),
+            ("requests.csv", b"a,b\nplain text,2\n"),
+            ("comparisons.csv", b'request_id\n"x"\n'),
+            ("requests.parquet", b"no parquet at all"),
+        ):
             (folder / name).write_bytes(text)
             wrong = run("db", "import", "--store", store, str(folder))
             assert wrong.exit_code == 2
@@ -135,6 +154,11 @@ class TestPrune:
                 assert ours["seconds"] == pytest.approx(theirs["seconds"])
             assert len(store.comparisons()) <= comparisons
         assert said("db", "check", "--store", url) == "no damage found\n"
+        fill(url)  # as a replay or an import of what was pruned would
+        with Store(url, readonly=True) as store:
+            assert store.count() == 201 - count
+            assert num_requests(store) == 201
+        assert said("db", "check", "--store", url) == "no damage found\n"
         said("db", "prune", "--store", url, "--older-than", age, "--hours")
         with Store(url, readonly=True) as store:
             assert build_hourly_report(store).all.requests < before["all"]["requests"]
@@ -157,6 +181,8 @@ class TestCheck:
         ("damage", "word"),
         [
             ("UPDATE hourly_requests SET requests = 0", "sums"),
+            ("UPDATE hourly_requests SET requests = 2 * requests", "sums"),
+            ("DROP TABLE hourly_requests", "hourly_requests is missing"),
             ("DELETE FROM hourly_requests", "sums"),
             ("DROP INDEX ix_requests_segment_started_at", "index"),
             ("ALTER TABLE requests DROP COLUMN decisions", "lacks decisions"),
@@ -181,6 +207,15 @@ class TestCheck:
         (tmp_path / "t.db").write_bytes(data)
         result = run("db", "check", "--store", f"sqlite:///{tmp_path / 't.db'}")
         assert result.exit_code == 1
+        assert "damaged" in result.output or "malformed" in result.output
+
+
+@pytest.mark.parametrize("command", [["vacuum"], ["replay"], ["prune", "--older-than", "9d"]])
+def test_a_mistyped_path_makes_no_database(tmp_path: Path, command: list[str]) -> None:
+    result = run("db", *command, "--store", f"sqlite:///{tmp_path / 'typo.db'}")
+    assert result.exit_code == 2
+    assert "there is no telemetry database" in result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_waits_is_named_and_replayed(
@@ -232,6 +267,7 @@ class TestReport:
 
     def test_a_period(self, url: str) -> None:
         fill(url)
+        assert "requests" in said("report", "--store", url, "--since", "2026-03-01T12:30", "--json")
         until = f"{NOON + timedelta(hours=20):%Y-%m-%dT%H:%M}"
         counts = [
             json.loads(said("report", "--store", url, "--until", until, "--basis", basis, "--json"))["all"]["requests"]
@@ -240,7 +276,14 @@ class TestReport:
         assert counts[0] == counts[1] > 0
 
     @pytest.mark.parametrize(
-        "options", [["--by", "tenant"], ["--basis", "hours", "--by", "source"], ["--json", "--csv"], ["--since", "x"]]
+        "options",
+        [
+            ["--by", "tenant"],
+            ["--basis", "hours", "--by", "source"],
+            ["--basis", "hours", "--since", "2026-03-01T10:30"],
+            ["--json", "--csv"],
+            ["--since", "x"],
+        ],
     )
     def test_wrong_questions(self, tmp_path: Path, options: list[str]) -> None:
         fill(url := f"sqlite:///{tmp_path / 't.db'}", 5)

@@ -53,16 +53,17 @@ def test_a_segment_keeps_its_own_action(experiment: ModuleType, monkeypatch: pyt
         for i in range(8)
         for segment, accepted in (("code", 7), ("story", 0))
     ]
-    found = experiment.kept(cases, CURVE)["rows"]
-    one, true, signs, clusters = (
-        found[name] for name in ("one action", "true segments", "built-in", "clusters")
-    )
+    found = experiment.kept(cases, CURVE, 0)
+    one, true, signs, clusters = (found[name] for name in ("one segment", "true segments", "built-in", "clusters"))
     assert one["speed_up"] == pytest.approx(200 / (3 * 12 + 10 * 12), abs=1e-3)
     assert true["speed_up"] == pytest.approx(200 / (3 * 12 + 10 * 10), abs=1e-3)
-    assert (one["share_of_gain"], true["share_of_gain"], clusters["share_of_gain"]) == (0, 1, 0)
+    assert true["gain_95"][0] > 0
+    assert (one["share_of_true_gain"], true["share_of_true_gain"], clusters["share_of_true_gain"]) == (0, 1, 0)
     assert signs == true
     assert found["each prompt's best"]["speed_up"] == true["speed_up"]
-    assert true["halves_better_than_one_action"] == 4
+    alike = experiment.kept(cases, CURVE, 10**9)
+    assert alike["true segments"]["gain"] == 0
+    assert alike["true segments"]["share_of_true_gain"] is None
 
 
 def test_confusion(experiment: ModuleType) -> None:

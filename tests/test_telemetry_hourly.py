@@ -155,7 +155,7 @@ def test_a_period(url: str) -> None:
     since, until = NOON + timedelta(hours=10), NOON + timedelta(hours=40)
     with Store(url) as store:
         store.add(records)
-        report = build_hourly_report(store, since=since + timedelta(minutes=59), until=until)
+        report = build_hourly_report(store, since=since, until=until)
         hours = recent_hours(store, since=since)
         of_code = recent_hours(store, since=since, segment="code")
     expected = [r for r in records if since <= r.started_at < until]
@@ -185,6 +185,7 @@ def test_too_little_data_and_nothing_at_all(url: str) -> None:
         {"group_by": ("day", "day")},
         {"since": datetime(2026, 1, 1)},  # noqa: DTZ001
         {"until": datetime(2026, 1, 1)},  # noqa: DTZ001
+        {"since": datetime(2026, 1, 1, 12, 30, tzinfo=UTC)},
     ],
 )
 def test_wrong_questions(options: dict[str, object]) -> None:
@@ -293,6 +294,7 @@ def test_an_older_database_is_migrated_and_a_copy_kept(tmp_path: Path) -> None:
         with store.writing() as connection:
             command.downgrade(alembic_config(connection), "0001")
     (tmp_path / "t.db.schema-0001").write_text("an earlier copy")
+    path.chmod(0o600)
     with pytest.raises(StoreError, match="older schema"):
         Store(f"sqlite:///{path}", readonly=True)
     with Store(f"sqlite:///{path}") as store:
@@ -304,6 +306,7 @@ def test_an_older_database_is_migrated_and_a_copy_kept(tmp_path: Path) -> None:
             name: pytest.approx(theirs[name]) if theirs[name] is not None else None for name in known
         }
     assert (tmp_path / "t.db.schema-0001").read_text() == "an earlier copy"
+    assert (tmp_path / "t.db.schema-0001.1").stat().st_mode == path.stat().st_mode
     import sqlite3
 
     copy = sqlite3.connect(tmp_path / "t.db.schema-0001.1")

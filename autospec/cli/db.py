@@ -57,6 +57,7 @@ def prune(store: str, older_than: timedelta, hours: bool, dry_run: bool) -> None
         before = datetime.now(UTC) - older_than
     except OverflowError:
         raise ConfigurationError(f"--older-than {older_than.days}d: that is before the calendar begins") from None
+    _check_it_exists(store)
     with Store(store, readonly=dry_run) as opened:
         count = upkeep.num_older(opened, before)
         if dry_run:
@@ -74,6 +75,7 @@ def vacuum(store: str) -> None:
     from autospec.telemetry import upkeep
     from autospec.telemetry.store import Store
 
+    _check_it_exists(store)
     with Store(store) as opened:
         upkeep.vacuum(opened)
     click.echo("done")
@@ -97,15 +99,18 @@ def vacuum(store: str) -> None:
     show_envvar=True,
     help="Parquet needs pyarrow.",
 )
-def export(store: str, out: Path, file_format: str) -> None:
-    """Write requests, comparisons, policy versions and calibration samples to files."""
+@click.option(
+    "--without-recordings", is_flag=True, show_envvar=True, help="Leave out prompts and answers kept by wrap(record=)."
+)
+def export(store: str, out: Path, file_format: str, without_recordings: bool) -> None:
+    """Write requests with all that belongs to them, comparisons, policy versions and calibration samples to files."""
     from autospec.errors import AutospecError
     from autospec.telemetry import transfer
     from autospec.telemetry.store import Store
 
     with Store(store, readonly=True) as opened, _progress("rows", transfer.num_entries(opened)) as bar:
         try:
-            written = transfer.export(opened, out, file_format, bar.update)
+            written = transfer.export(opened, out, file_format, bar.update, recordings=not without_recordings)
         except OSError as error:
             raise AutospecError(f"cannot write to {out}: {error.strerror}") from error
     for name, count in written.items():
@@ -176,6 +181,7 @@ def replay(store: str) -> None:
     """Write what recorders that are gone have left in the spool. Otherwise the next recorder does it."""
     from autospec.telemetry.recorder import Recorder
 
+    _check_it_exists(store)
     with Recorder(store) as recorder:
         is_done = recorder.replay()
         replayed, damaged, error = recorder.replayed, recorder.damaged, recorder.last_error
@@ -185,10 +191,21 @@ def replay(store: str) -> None:
         sys.exit(1)
 
 
-def _waiting(url: str) -> int:
-    from autospec.telemetry.spool import default_folder, folder_of, orphans
+def _check_it_exists(store: str) -> None:
+    """A mistyped path is to be an error, not a new database."""
+    from autospec.errors import ConfigurationError
+    from autospec.telemetry.urls import parse_url, shown_url
 
-    found = list(orphans(folder_of(url, default_folder())))
+    url = parse_url(store)
+    if url.get_backend_name() == "sqlite" and not (url.database and Path(url.database).exists()):
+        raise ConfigurationError(f"there is no telemetry database at {shown_url(url)}: record into it first")
+
+
+def _waiting(url: str) -> int:
+    from autospec.telemetry.spool import folder_for, orphans
+
+    folder = folder_for(url)
+    found = list(orphans(folder)) if folder is not None else []
     for orphan in found:
         orphan.close()
     return len(found)

@@ -95,10 +95,13 @@ def load_report(
         raise ConfigurationError(f"--by {','.join(unknown)}: known are {', '.join(GROUP_KEYS)}")
     since, until = period
     with Store(store, readonly=True) as opened:
-        can_sum = run is None and set(group_by) <= set(hourly.KEYS)
+        can_sum = run is None and set(group_by) <= set(hourly.KEYS) and all(map(hourly.is_full_hour, period))
         if basis == "hours" and not can_sum:
-            raise ConfigurationError(f"--basis hours knows no runs, and these groups: {', '.join(hourly.KEYS)}")
-        if basis == "hours" or (basis == "auto" and can_sum and hourly.num_requests(opened) > MOST_REQUESTS):
+            groups = ", ".join(hourly.KEYS)
+            raise ConfigurationError(f"--basis hours knows no runs, full hours alone, and these groups: {groups}")
+        if basis == "auto" and can_sum and hourly.num_requests(opened, since, until) > MOST_REQUESTS:
+            basis = "hours"
+        if basis == "hours":
             return hourly.build_hourly_report(opened, group_by=group_by, since=since, until=until)
         if run is not None:
             runs = opened.runs()

@@ -52,6 +52,7 @@ FOLDER = Path(__file__).parent
 SEGMENTS = 40
 DAYS = 90
 CHUNK = 50_000
+HOUR = 3_600_000_000  # microseconds
 ACTIONS = (("none", 0), ("ngram", 4), ("ngram", 8), ("suffix", 4), ("suffix", 8), ("assistant", 2))
 PLACE = Deployment(
     "host", "cpu: synthetic", "synthetic-135m", "float32", ("ngram", "suffix", "assistant"), {"autospec": "0"}
@@ -79,10 +80,9 @@ def main() -> int:
             databases["postgresql"] = options.postgres or stack.enter_context(a_server())
         results["record"] = record_cost(f"sqlite:///{work / 'record.db'}")
         print(json.dumps(results["record"], indent=2), flush=True)
+        results["fill_seconds"] = round(timed(lambda: fill(list(databases.values()), options.requests))[0], 1)
         for name, url in databases.items():
-            results["databases"][name] = found = {}
-            found["fill_seconds"] = round(timed(lambda url=url: fill(url, options.requests))[0], 1)
-            found |= measure(url)
+            results["databases"][name] = found = measure(url)
             if name == "sqlite":
                 found["file_bytes"] = (work / "scale.db").stat().st_size
             else:
@@ -164,7 +164,7 @@ class Traffic:
         total = prefill + draft + verify + correction + emission + other
         predicted = prefill + output * step + correction + emission + other
         failed = random.random(size) < 0.002
-        hour = started - started % 3_600_000_000
+        hour = started - started % HOUR
         self._sum(hour, segment, control, sampled, action, locals())
         rows = zip(
             started.tolist(), segment.tolist(), control.tolist(), sampled.tolist(), prompt.tolist(), output.tolist(),
@@ -183,14 +183,14 @@ class Traffic:
         source, length = ACTIONS[action]
         label = source if not length else f"{source}:{length}"
         whole, rest = divmod(output, blocks)
-        lengths = json.dumps({str(whole): blocks - rest, str(whole + 1): rest} if rest else {str(whole): blocks})
-        at_risk = [blocks] if length else []
+        lengths = f'{{"{whole}": {blocks - rest}, "{whole + 1}": {rest}}}'
         return (
             f"{number:032x}", 1, started, f"segment {segment:02}", "off" if control else "auto", control, sampled,
             "sample temperature=0.8" if sampled else "greedy", prompt, output, blocks, drafted, judged, accepted,
-            prefill, draft, verify, correction, emission, other, total, lengths, json.dumps(at_risk),
-            json.dumps([min(blocks, accepted)] if length else []), json.dumps({label: blocks}), None, None,
-            "RuntimeError: synthetic" if failed else None, None, "{}", json.dumps({f"{label} best": blocks}),
+            prefill, draft, verify, correction, emission, other, total, lengths,
+            f"[{blocks}]" if length else "[]", f"[{min(blocks, accepted)}]" if length else "[]",
+            f'{{"{label}": {blocks}}}', None, None,
+            "RuntimeError: synthetic" if failed else None, None, "{}", f'{{"{label} best": {blocks}}}',
             None if control else "v1", None if control else predicted, None,
         )  # fmt: skip
 
@@ -223,30 +223,41 @@ class Traffic:
 
 
 def _group(sums: dict[tuple[Any, ...], np.ndarray], keys: tuple[Any, ...], columns: np.ndarray) -> None:
-    stacked = np.column_stack([np.asarray(key).astype(np.int64) for key in keys])
-    names, index = np.unique(stacked, axis=0, return_inverse=True)
-    totals = np.zeros((len(names), columns.shape[1]))
-    np.add.at(totals, index.ravel(), columns)
-    for name, total in zip(map(tuple, names.tolist()), totals, strict=True):
-        known = sums.get(name)
-        sums[name] = total if known is None else known + total
+    """Adds the columns of equal keys up: hour in microseconds, then small whole numbers."""
+    code = np.asarray(keys[0]) // HOUR
+    for key in keys[1:]:
+        code = code * 64 + np.asarray(key).astype(np.int64)
+    names, index = np.unique(code, return_inverse=True)
+    totals = np.column_stack([np.bincount(index, column, len(names)) for column in columns.T])
+    for name, total in zip(names.tolist(), totals, strict=True):
+        parts = [(name >> (6 * place)) & 63 for place in reversed(range(len(keys) - 1))]
+        full = ((name >> (6 * (len(keys) - 1))) * HOUR, *parts)
+        known = sums.get(full)
+        sums[full] = total if known is None else known + total
 
 
-def fill(url: str, count: int) -> None:
-    """Writes the traffic in bulk, past the recorder."""
-    with Store(url) as store, store.writing() as connection:
-        connection.execute(Base.metadata.tables["deployments"].insert(), [deployment_to_row(PLACE)])
+def fill(urls: list[str], count: int) -> None:
+    """Writes the same traffic into all databases in bulk, past the recorder."""
+    for url in urls:
+        with Store(url) as store, store.writing() as connection:
+            connection.execute(Base.metadata.tables["deployments"].insert(), [deployment_to_row(PLACE)])
     traffic = Traffic(count)
     names = [column.name for column in RequestRow.__table__.columns if column.name != "id"]
-    with bulk(url) as write:
-        for rows in tqdm(traffic.chunks(), total=-(-count // CHUNK), desc=f"rows, {url.split(':')[0]}"):
-            write("requests", names, rows)
-        write("hourly_requests", columns_of(HourlyRequests), hourly_requests(traffic))
-        write("hourly_actions", columns_of(HourlyActions), blocks_of(traffic.actions, 5))
-        write("hourly_positions", columns_of(HourlyPositions), positions_of(traffic.positions))
-    Store(url).close()
-    with Store(url) as store:
-        store.execute_alone(["ANALYZE"])
+    with ExitStack() as stack:
+        writers = [stack.enter_context(bulk(url)) for url in urls]
+        for rows in tqdm(traffic.chunks(), total=-(-count // CHUNK), desc="requests"):
+            for write in writers:
+                write("requests", names, rows)
+        for row_type, rows in (
+            (HourlyRequests, hourly_requests(traffic)),
+            (HourlyActions, blocks_of(traffic.actions, 5)),
+            (HourlyPositions, positions_of(traffic.positions)),
+        ):
+            for write in writers:
+                write(str(row_type.__tablename__), columns_of(row_type), sorted(rows))
+    for url in urls:
+        with Store(url) as store:
+            store.execute_alone(["ANALYZE"])
 
 
 def columns_of(row_type: type[Base]) -> list[str]:

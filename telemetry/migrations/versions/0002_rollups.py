@@ -71,6 +71,12 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("request_id", name=op.f("pk_recordings")),
     )
     op.create_table(
+        "horizon",
+        sa.Column("id", sa.Integer(), nullable=False, autoincrement=False),
+        sa.Column("pruned_before", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_horizon")),
+    )
+    op.create_table(
         "policy_versions",
         sa.Column("version", sa.Text(), nullable=False),
         sa.Column("name", sa.Text(), nullable=False),
@@ -199,6 +205,7 @@ def downgrade() -> None:
         "hourly_requests",
         "calibration_samples",
         "policy_versions",
+        "horizon",
         "recordings",
         "block_traces",
     ):
