@@ -77,9 +77,9 @@ def wrap(
         run: a label for the requests of an experiment.
         metrics: who is told of each request: `autospec.telemetry.Metrics()` (Prometheus), `autospec.telemetry.Spans()`
             (OpenTelemetry), any object with `observe(record)`, or several of them.
-        record: keep prompts and answers in the database, as token ids: for `autospec tune`. True, or a function that
-            takes both as lists and gives what may be kept of them, None for nothing.
-        trace: share of the requests, chosen at random, whose blocks are stored one by one.
+        record: keep prompts and answers in the database, as token ids. True, or a function that
+            takes both as lists and gives what may be kept of them, None for nothing. Needs a store.
+        trace: share of the requests, chosen at random, whose blocks are stored one by one. Needs a store.
         segments: which segment a call without a label is in. None: `default`; `auto`: the built-in ones; the path of a
             TOML file with rules, or a `Segmenter` (docs/segments.md).
 
@@ -131,12 +131,12 @@ class Speculator:
             raise ConfigurationError(f"sampling={sampling!r}: known are {', '.join(SAMPLING)}")
         if not isinstance(strict, bool):
             raise ConfigurationError(f"strict={strict!r}: True or False is needed")
-        for name, value in (("store", store), ("run", run)):
+        for name, value, example in (("store", store, "sqlite:///autospec.db"), ("run", run, "a label")):
             if value is not None and not isinstance(value, str):
-                raise ConfigurationError(
-                    f"{name}={value!r}: a text or None is needed, as in store='sqlite:///autospec.db'"
-                )
+                raise ConfigurationError(f"{name}={value!r}: a text or None is needed, as in {name}={example!r}")
         check_range("trace", trace, 0.0, 1.0)
+        if store is None and (trace or record is not False):
+            raise ConfigurationError("trace= and record= are kept in a database: give store=, too")
         if isinstance(tokenizer, str):
             raise ConfigurationError(f"tokenizer={tokenizer!r}: pass the tokenizer itself, not its name")
         self._observers = Observers(metrics)
@@ -236,6 +236,8 @@ class Speculator:
     @contextmanager
     def control(self) -> Iterator[None]:
         """Calls inside the block run the original `generate`, timed and recorded as control."""
+        if self._is_closed:
+            raise ConfigurationError("this speculator is closed: wrap the model again")
         token = self._is_control.set(True)
         try:
             yield

@@ -41,6 +41,9 @@ ONLY_TREATED = frozenset(["policy", "source"])
 """A control request belongs to every value of these."""
 
 UNKNOWN = "unknown"
+FEWEST = 4
+"""Requests on each side below which an interval would say more than it knows: there is none, and no verdict."""
+
 MOST_VALUES = 6
 MEASURED_COLUMNS = 80
 
@@ -187,24 +190,23 @@ def _row(
     control_requests = len({record.request_id for record in control_side})
 
     interval, method, note = None, None, None
-    if len(treated) < 2 or control_requests < 2:
+    fewest = min(len(treated), control_requests)
+    if fewest < 2:
         note = TOO_LITTLE_DATA
     elif min(*_seconds_and_tokens(treated).sum(axis=0), *_seconds_and_tokens(control_side).sum(axis=0)) <= 0:
         note = NO_OUTPUT_TOKENS
-    elif is_paired:
-        control_sums, treated_sums = _by_prompt(treated, pairs)
-        interval = paired_interval(control_sums, treated_sums, resamples=resamples, seed=seed)
-        method = f"paired bootstrap over {len(treated_sums)} prompts, {resamples} resamples, seed {seed}"
-    else:
-        interval = unpaired_interval(
-            _seconds_and_tokens(controls), _seconds_and_tokens(treated), resamples=resamples, seed=seed
-        )
-        method = (
-            f"unpaired bootstrap over {len(treated)} requests and {len(controls)} control requests, "
-            f"{resamples} resamples, seed {seed}"
-        )
-    if note is None and interval is None:
-        note, method = NO_OUTPUT_TOKENS, None
+    elif fewest >= FEWEST:
+        how = f"{resamples} resamples, seed {seed}"
+        if is_paired:
+            sums = _by_prompt(treated, pairs)
+            interval = paired_interval(*sums, resamples=resamples, seed=seed)
+            method = f"paired bootstrap over {len(sums[0])} control requests, each with its requests, {how}"
+        else:
+            sums = _seconds_and_tokens(controls), _seconds_and_tokens(treated)
+            interval = unpaired_interval(*sums, resamples=resamples, seed=seed)
+            method = f"unpaired bootstrap over {len(treated)} requests and {len(controls)} control requests, {how}"
+        if interval is None:
+            note, method = NO_OUTPUT_TOKENS, None
     low, high = interval or (None, None)
 
     drafting = [record for record in treated if record.blocks > 0]

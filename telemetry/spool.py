@@ -224,7 +224,10 @@ def orphans(folder: Path) -> Iterator[SpoolFile]:
         if name.endswith(NEW_SUFFIX):
             _remove_if_old(folder / name)
         elif name.endswith(SUFFIX) and (orphan := SpoolFile.adopt(folder / name)) is not None:
-            yield orphan
+            if orphan.is_empty:
+                orphan.remove()
+            else:
+                yield orphan
 
 
 def _remove_if_old(path: Path) -> None:

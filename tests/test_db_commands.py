@@ -230,7 +230,7 @@ def test_what_waits_is_named_and_replayed(
         for record in traffic(30):
             recorder.record(record)
         recorder.close(timeout=0.3)
-    assert "1 spools wait" in said("db", "check", "--store", url)
+    assert "records wait in 1 spool files" in said("db", "check", "--store", url)
     assert said("db", "replay", "--store", url) == "30 records written\n"
     assert said("db", "replay", "--store", url) == "0 records written\n"
     with Store(url) as store:

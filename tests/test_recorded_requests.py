@@ -91,7 +91,12 @@ class TestTokens:
 
     def test_neither_true_nor_a_function(self) -> None:
         with pytest.raises(ConfigurationError, match="record='yes'"):
-            autospec.wrap(tiny.llama(), record="yes")  # type: ignore[arg-type]
+            autospec.wrap(tiny.llama(), store="sqlite://", record="yes")  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("options", [{"record": True}, {"trace": 0.5}])
+    def test_nothing_can_be_kept_without_a_store(self, options: dict[str, Any]) -> None:
+        with pytest.raises(ConfigurationError, match="give store="):
+            autospec.wrap(tiny.llama(), **options)
 
 
 class TestTraces:

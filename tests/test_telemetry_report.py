@@ -214,7 +214,10 @@ class TestIntervals:
     def test_paired_when_every_request_has_a_control(self) -> None:
         requests, comparisons = paired(30, 1.5)
         row = only(build_report(requests, comparisons, resamples=500, seed=7))
-        assert row.interval_method == "paired bootstrap over 30 prompts, 500 resamples, seed 7"
+        assert (
+            row.interval_method
+            == "paired bootstrap over 30 control requests, each with its requests, 500 resamples, seed 7"
+        )
         assert row.speed_up_low is not None
         assert row.speed_up_high is not None
         assert row.speed_up is not None
@@ -249,7 +252,10 @@ class TestIntervals:
             only(build_report(requests, comparisons)),
             only(build_report(requests + again, comparisons + more)),
         )
-        assert twice.interval_method == "paired bootstrap over 5 prompts, 2000 resamples, seed 0"
+        assert (
+            twice.interval_method
+            == "paired bootstrap over 5 control requests, each with its requests, 2000 resamples, seed 0"
+        )
         assert (twice.requests, twice.control_requests) == (10, 5)
         assert (twice.speed_up_low, twice.speed_up_high) == pytest.approx((once.speed_up_low, once.speed_up_high))
 
@@ -271,8 +277,13 @@ class TestIntervals:
             assert (row.speed_up, row.speed_up_low, row.speed_up_high, row.interval_method) == (None, None, None, None)
             assert (row.note, row.verdict) == ("too little data", None)
 
+    def test_three_are_too_few_for_a_verdict(self) -> None:
+        requests = [request(f"t{i}", 10, 1.0) for i in range(3)] + [control(f"c{i}", 10, 2.0) for i in range(3)]
+        row = only(build_report(requests, []))
+        assert (row.speed_up, row.speed_up_low, row.interval_method, row.verdict) == (2.0, None, None, None)
+
     def test_no_output_tokens_is_said_too(self) -> None:
-        requests = [request(f"t{i}", 0, 1.0) for i in range(3)] + [control(f"c{i}", 10, 1.0) for i in range(3)]
+        requests = [request(f"t{i}", 0, 1.0) for i in range(5)] + [control(f"c{i}", 10, 1.0) for i in range(5)]
         row = only(build_report(requests, []))
         assert (row.note, row.speed_up, row.speed_up_low) == ("no output tokens", None, None)
 
@@ -383,7 +394,7 @@ class TestRendering:
             "speed-up: control seconds per output token",
             "+1 included",
             "95 % interval",
-            "paired bootstrap over 6 prompts, 50 resamples, seed 0",
+            "paired bootstrap over 6 control requests, each with its requests, 50 resamples, seed 0",
             "faster",
             "slower",
             "unclear",

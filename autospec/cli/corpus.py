@@ -45,7 +45,10 @@ def add(files: tuple[Path, ...], pool: Path, tokenizer: str, max_tokens: int, js
     from autospec import models
     from autospec.corpus import add_file
     from autospec.drafts import SuffixPool
+    from autospec.errors import ConfigurationError
 
+    if not pool.parent.is_dir():
+        raise ConfigurationError(f"there is no folder {pool.parent}: make it first, or give another --pool")
     texts = SuffixPool.load(pool, max_tokens=max_tokens) if pool.exists() else SuffixPool(max_tokens=max_tokens)
     known = AutoTokenizer.from_pretrained(models.resolve(tokenizer))
     added = [add_file(texts, file, known) for file in tqdm(files, desc="corpus", unit="file")]

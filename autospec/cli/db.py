@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,9 @@ def command() -> None:
 
 @command.command()
 @store_option
-@click.option("--older-than", type=Age(), required=True, show_envvar=True, help="Age of what goes, as in 90d.")
+@click.option(
+    "--older-than", type=Age(), required=True, show_envvar=True, help="Age of what goes, as in 90d; at least a day."
+)
 @click.option("--hours", is_flag=True, show_envvar=True, help="Delete the sums by the hour, too.")
 @click.option("--dry-run", is_flag=True, show_envvar=True, help="Only say how much that would be.")
 def prune(store: str, older_than: timedelta, hours: bool, dry_run: bool) -> None:
@@ -96,6 +99,7 @@ def vacuum(store: str) -> None:
     type=click.Choice(["parquet", "csv"]),
     default="parquet",
     show_default=True,
+    envvar="AUTOSPEC_DB_EXPORT_FORMAT",
     show_envvar=True,
     help="Parquet needs pyarrow.",
 )
@@ -127,9 +131,11 @@ def import_(store: str, folder: Path) -> None:
     from autospec.telemetry import transfer
     from autospec.telemetry.store import Store
 
+    batches = transfer.read_export(folder)
+    first = next(batches, [])  # before a database is made
     with Store(store) as opened, _progress("rows", None) as bar:
         before = opened.count()
-        for batch in transfer.read_export(folder):
+        for batch in chain([first], batches):
             opened.write(batch)
             bar.update(len(batch))
         count = opened.count() - before
@@ -169,7 +175,7 @@ def check(store: str) -> None:
     for problem in problems:
         click.echo(f"{problem.what}: {problem.advice}")
     if waiting:
-        click.echo(f"{waiting} spools wait for this database: autospec db replay writes them")
+        click.echo(f"records wait in {waiting} spool files: autospec db replay writes them")
     if problems:
         sys.exit(1)
     click.echo("no damage found")

@@ -94,6 +94,8 @@ def load_report(
     if unknown := [key for key in group_by if key not in GROUP_KEYS]:
         raise ConfigurationError(f"--by {','.join(unknown)}: known are {', '.join(GROUP_KEYS)}")
     since, until = period
+    if since is not None and until is not None and until <= since:
+        raise ConfigurationError(f"--until {until:%Y-%m-%dT%H:%M} is not after --since {since:%Y-%m-%dT%H:%M}")
     with Store(store, readonly=True) as opened:
         can_sum = run is None and set(group_by) <= set(hourly.KEYS) and all(map(hourly.is_full_hour, period))
         if basis == "hours" and not can_sum:

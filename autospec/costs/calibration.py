@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 BLOCK_LENGTHS = (1, 2, 4, 8, 16)
 CONTEXTS = (64, 768)
 REPEATS = 5
+LONG_SECONDS = 10.0
+"""A calibration that takes longer says so."""
 
 _log = logging.getLogger("autospec")
 
@@ -61,7 +63,9 @@ def calibrate(
             name: _draft_curve(target, source, fitting, block_lengths, repeats) for name, source in sources.items()
         }
     drafts = {name: curve for name, curve in measured.items() if curve is not None}
-    _log.info("calibrated %s in %.1f s", type(target).__name__, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    level = logging.WARNING if seconds > LONG_SECONDS else logging.INFO
+    _log.log(level, "measured what drafting and verifying cost on this device: %.0f s (policy auto, once)", seconds)
     return CostTable(tuple(block_lengths), verify, drafts)
 
 

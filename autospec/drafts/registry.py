@@ -73,6 +73,10 @@ def _make(draft: str | DraftSource) -> DraftSource | None:
         return _from_plug_in(plug_ins[draft])
     name = getattr(draft, "name", None)
     methods = all(callable(getattr(draft, method, None)) for method in ("attach", "start"))
+    if callable(getattr(draft, "generate", None)) and not methods:
+        raise ConfigurationError(
+            f"{type(draft).__name__} is a model, not a draft source: pass autospec.drafts.Assistant(model)"
+        )
     if isinstance(draft, type) or not isinstance(name, str) or not methods:
         raise ConfigurationError(
             f"{draft!r:.60} is not a draft source: an object with a name and the methods attach and start is needed "
