@@ -30,7 +30,7 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 from autospec import models
 from autospec.costs.calibration import calibrate
 from autospec.data import DemoPrompt, interleaved
-from autospec.deployment import describe_deployment
+from autospec.deployment import device_name
 from autospec.draft_bench import ALL, Row, bench
 from autospec.drafts import Assistant, Blend, EarlyExit, NGram, Suffix
 from autospec.drafts.base import DraftRequest, Proposal
@@ -152,7 +152,7 @@ def main() -> int:
         "prompts": len(prompts),
         "new_tokens": options.new_tokens,
         "prompts_sha256": hashlib.sha256(options.prompts.read_bytes()).hexdigest(),
-        "device": describe_deployment(model, ()).device,
+        "device": device_name(model.device),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
