@@ -134,6 +134,7 @@ def _measured(records: Sequence[RequestRecord]) -> tuple[str, ...]:
         return ()
     places = _places(records)
     times = [record.started_at for record in records]
+    labelled = any(record.run is not None for record in records)
     versions = several(f"{name} {number}" for place in places for name, number in place.versions.items())
     return (
         f"target: {several(f'{place.target} ({place.dtype})' for place in places)}; "
@@ -141,7 +142,7 @@ def _measured(records: Sequence[RequestRecord]) -> tuple[str, ...]:
         f"policy: {several(record.policy for record in records if not record.is_control)}",
         f"device: {several(place.device for place in places)}; {versions}",
         f"requests from {min(times):%Y-%m-%d %H:%M} to {max(times):%Y-%m-%d %H:%M} UTC; "
-        f"run: {several(record.run for record in records)}",
+        f"run: {several(record.run for record in records if record.run is not None) if labelled else 'no label'}",
     )
 
 

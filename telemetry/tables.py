@@ -116,7 +116,8 @@ DRAFTING = (
     Column("drafted tokens", "draft tokens really proposed.", lambda row: str(row.num_draft_tokens)),
     Column(
         "judged tokens",
-        "draft tokens whose fate was decided; those cut off by the end of the answer are not.",
+        "draft tokens that were accepted, or rejected; those after a rejection, or cut off by the end of the answer, are "
+        "neither.",
         lambda row: str(row.num_judged_tokens),
     ),
     Column("accepted tokens", "draft tokens kept, bonus not counted.", lambda row: str(row.num_accepted_tokens)),
@@ -140,7 +141,7 @@ PREDICTED = (
     ),
     Column("measured speed-up", "the one against the control, for comparison.", lambda row: number(row.speed_up)),
     Column(
-        "share slower",
+        "slower than predicted",
         "share of these requests that took longer than predicted for plain decoding.",
         lambda row: share(row.prediction.share_slower),
     ),

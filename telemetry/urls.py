@@ -18,6 +18,10 @@ def parse_url(url: str) -> URL:
     Raises:
         ConfigurationError: it is not a URL, or of a kind that is not supported.
     """
+    if "://" not in url:
+        raise ConfigurationError(
+            f"{url!r} is no URL: give sqlite:///file.db or postgresql+psycopg://user@host/database"
+        )
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:
