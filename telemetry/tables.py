@@ -116,7 +116,7 @@ DRAFTING = (
     Column("drafted tokens", "draft tokens really proposed.", lambda row: str(row.num_draft_tokens)),
     Column(
         "judged tokens",
-        "draft tokens that were accepted or rejected; those after a rejection, or cut off by the end of the answer, are "
+        "draft tokens that were accepted or rejected; those after a rejection or cut off by the end of the answer are "
         "neither.",
         lambda row: str(row.num_judged_tokens),
     ),
