@@ -375,3 +375,9 @@ def test_demonstration_model_answers(capsys: pytest.CaptureFixture[str]) -> None
     output = model.generate(**inputs, max_new_tokens=5, do_sample=False)
     answer = tokenizer.decode(output[0, inputs["input_ids"].shape[1] :])
     assert answer == "The capital of France is"
+
+
+def test_the_faster_format_is_one_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert models.faster_dtype(repeats=1) in ("bfloat16", "float32")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert models.faster_dtype() == "bfloat16"

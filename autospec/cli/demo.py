@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from autospec.cli.loading import HalfOrFull, assistant_for, dtype_option, load_models, prompts_option, target_option
+from autospec.cli.loading import assistant_for, load_models, prompts_option, target_option
 from autospec.cli.report import load_report, print_report
 
 
@@ -30,7 +30,14 @@ from autospec.cli.report import load_report, print_report
     show_envvar=True,
     help="Telemetry database; runs are added to it.",
 )
-@dtype_option("bfloat16")
+@click.option(
+    "--dtype",
+    type=click.Choice(["faster", "float32", "bfloat16", "float16"]),
+    default="faster",
+    show_default=True,
+    show_envvar=True,
+    help="Number format of the models; faster: bfloat16, or float32 where a short trial says so.",
+)
 @prompts_option
 @click.option(
     "--limit",
@@ -55,7 +62,7 @@ def command(
     assistant: str | None,
     policy: str,
     store: str,
-    dtype: HalfOrFull,
+    dtype: Any,
     prompts: Path | None,
     limit: int,
     seed: int,
@@ -69,6 +76,7 @@ def command(
     """
     from autospec.data import load_prompts
     from autospec.demo import new_run_name, run_demo
+    from autospec.models import faster_dtype
     from autospec.policies.registry import make_policy
     from autospec.telemetry.store import Store
 
@@ -81,6 +89,9 @@ def command(
     names = ["ngram", *(["assistant"] if assistant is not None else [])]
     make_policy(policy, names, _no_costs)
     _check_writable(html)
+    if dtype == "faster":
+        dtype = faster_dtype()
+        click.echo(f"number format: {dtype}, the faster one for single tokens here", err=True)
     model, tokenizer, drafts = load_models(target, assistant, dtype)
     run = new_run_name()
     is_whole = True
