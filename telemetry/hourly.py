@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
-from sqlalchemy import BigInteger, Connection, Row, Select, func, select, type_coerce
+from sqlalchemy import BigInteger, Row, Select, func, select, type_coerce
 
 from autospec.errors import ConfigurationError
 from autospec.telemetry.bootstrap import normal_interval
@@ -81,10 +83,17 @@ def build_hourly_report(
             raise ConfigurationError(f"{name}={time!r} has no time zone: give an aware datetime")
         if not is_full_hour(time):
             raise ConfigurationError(f"{name}={time:%Y-%m-%d %H:%M:%S}: sums by the hour know full hours alone")
-    with store.reading() as connection:
-        places = {row.id: row for row in connection.execute(select(DeploymentRow.__table__))}
-        found = connection.execute(_sums(group_by, since, until)).all()
-        blocks = _Blocks(connection, group_by, since, until)
+    blocks = _Blocks(group_by)
+    queries = [
+        select(DeploymentRow.__table__),
+        _sums(group_by, since, until),
+        blocks.query(HourlyActions, ["blocks"], since, until),
+        blocks.query(HourlyPositions, ["at_risk", "accepted"], since, until),
+    ]
+    with ThreadPoolExecutor(len(queries)) as threads:  # each scans a table; databases do that side by side
+        deployments, found, actions, positions = threads.map(partial(_fetch, store), queries)
+    places = {row.id: row for row in deployments}
+    blocks.add(actions, positions)
     treated: dict[Group, Sums] = defaultdict(_nothing)
     controls: dict[Group, Sums] = defaultdict(_nothing)
     for row in found:
@@ -203,23 +212,30 @@ def _total(parts: Any) -> Sums:
 class _Blocks:
     """Actions and draft positions by group, where the groups allow it."""
 
-    def __init__(
-        self, connection: Connection, group_by: Sequence[str], since: datetime | None, until: datetime | None
-    ) -> None:
+    def __init__(self, group_by: Sequence[str]) -> None:
         self._is_known = set(group_by) <= OF_BLOCKS
         self._group_by = group_by
         self._actions: dict[Group, Counter[str]] = defaultdict(Counter)
         self._positions: dict[Group, dict[int, list[int]]] = defaultdict(dict)
         self.all: tuple[Counter[str], dict[int, list[int]]] = (Counter(), {})
-        for row in connection.execute(self._query(HourlyActions, ["blocks"], [], since, until)):
+
+    def query(self, table: Any, numbers: Sequence[str], since: datetime | None, until: datetime | None) -> Select[Any]:
+        """Sums over the hours of actions or of positions."""
+        keys = [table.segment, table.source, table.block_length]  # as they lie
+        keys += [table.position] if table is HourlyPositions else []
+        keys += [_days(table.hour)] if self._is_known and "day" in self._group_by else []
+        query = select(*keys, *(func.sum(getattr(table, name)).label(name) for name in numbers))
+        return _between(query, table.hour, since, until).group_by(*keys)
+
+    def add(self, actions: Sequence[Row[Any]], positions: Sequence[Row[Any]]) -> None:
+        """What the queries found."""
+        for row in actions:
             label = Action(row.source, row.block_length).label if row.block_length else NONE
             for counter in (self._actions[self._group(row)], self.all[0]):
                 counter[label] += int(row.blocks)
-        for row in connection.execute(
-            self._query(HourlyPositions, ["at_risk", "accepted"], [HourlyPositions.position], since, until)
-        ):
-            for positions in (self._positions[self._group(row)], self.all[1]):
-                counts = positions.setdefault(row.position, [0, 0])
+        for row in positions:
+            for found in (self._positions[self._group(row)], self.all[1]):
+                counts = found.setdefault(row.position, [0, 0])
                 counts[0] += int(row.at_risk)
                 counts[1] += int(row.accepted)
 
@@ -233,13 +249,10 @@ class _Blocks:
             return ()
         return tuple(_day_name(row.day) if key == "day" else row.segment for key in self._group_by)
 
-    def _query(
-        self, table: Any, numbers: list[str], more: list[Any], since: datetime | None, until: datetime | None
-    ) -> Select[Any]:
-        keys = [table.segment, table.source, table.block_length, *more]  # as they lie
-        keys += [_days(table.hour)] if self._is_known and "day" in self._group_by else []
-        query = select(*keys, *(func.sum(getattr(table, name)).label(name) for name in numbers))
-        return _between(query, table.hour, since, until).group_by(*keys)
+
+def _fetch(store: Store, query: Select[Any]) -> Sequence[Row[Any]]:
+    with store.reading() as connection:
+        return connection.execute(query).all()
 
 
 def _row(
