@@ -32,7 +32,8 @@ def short_prompts(experiment: ModuleType) -> list[DemoPrompt]:
 
 @pytest.mark.model
 def test_no_answer_differs_however_blocks_are_switched(experiment: ModuleType) -> None:
-    model, tokenizer = models.load("smollm2-135m", dtype="bfloat16")
+    # bfloat16, where ties are common, unless this machine takes minutes for it
+    model, tokenizer = models.load("smollm2-135m", dtype=models.faster_dtype())
     sources = experiment.make_drafts(model, tokenizer, 25)
     prompts = short_prompts(experiment)
     assert len(prompts) == 24
