@@ -342,11 +342,14 @@ class TestRecorder:
     def test_a_child_does_not_keep_the_lock_of_an_orphan(self, folder: Path) -> None:
         spool = SpoolFile.create(folder)
         spool.append([encode({"a": 1})])
+        begun, tells = os.pipe()
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
+            os.write(tells, b".")
             os.read(reader, 1)
             os._exit(0)
+        os.read(begun, 1)  # a child that has not run yet holds what its parent held
         spool.close()
         (found,) = orphans(folder)
         found.close()
