@@ -47,6 +47,16 @@ class RequestContext:
     max_new_tokens: int
     do_sample: bool
     sources: tuple[str, ...]  # usable in this request, `none` not listed
+    temperature: float = 0.0  # 0 when greedy
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a retrieval source would propose now. It follows from the committed tokens, so a policy may know it."""
+
+    num_tokens: int  # 0: a miss
+    match_length: int = 0  # last committed tokens that were found again; 0 where the source does not say
+    scores: tuple[float, ...] = ()  # [num_tokens] how likely each token and all before it are, as the source sees it
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +67,7 @@ class BlockContext:
     context_tokens: int  # committed tokens, prompt included
     output_tokens: int  # committed tokens of the answer
     sources: tuple[str, ...]  # still usable now (a source that failed is gone)
+    offers: Mapping[str, Offer] = field(default_factory=dict)  # of retrieval sources, where the policy wants them
 
     @property
     def segment(self) -> str:
@@ -65,6 +76,17 @@ class BlockContext:
     @property
     def tokens_left(self) -> int:
         return self.request.max_new_tokens - self.output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class OfferOutcome:
+    """What would have become of an offer, whether it was used or not: known once enough tokens are committed."""
+
+    source: str
+    offer: Offer
+    output_tokens: int  # committed tokens of the answer when it was made
+    num_judged_tokens: int  # of its tokens, those whose fate is known: the answer may end before the others
+    num_accepted_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +105,8 @@ class BlockOutcome:
     correction_seconds: float = 0.0  # choosing tokens: processors, acceptance, residual
     emission_seconds: float = 0.0  # stopping criteria and streamers
     catch_up_seconds: float = 0.0  # bringing a draft's cache up to date; never charged to an action
+    request: RequestContext | None = None  # None where blocks were read back from a record
+    offers: tuple[OfferOutcome, ...] = ()  # those of this block and earlier ones whose fate became known with it
 
     @property
     def seconds(self) -> float:

@@ -22,7 +22,15 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
 
 
 class Policy(Protocol):
-    """Chooses draft source and block length. Calls are serialised by the controller."""
+    """Chooses draft source and block length. Calls are serialised by the controller.
+
+    It may have:
+
+    - `settings`, the arguments it was made with, as plain JSON values, but for costs, which belong to the device.
+    - `wants_offers`: True where `choose` reads `BlockContext.offers`. Retrieval sources are then asked before each block.
+    - `state()`, what it has learned, as plain JSON values, and `restore(state)`: it then chooses as the other would
+      have. Both are there or neither.
+    """
 
     name: str
 
