@@ -27,7 +27,10 @@ class Policy(Protocol):
     It may have:
 
     - `settings`, the arguments it was made with, as plain JSON values, but for costs, which belong to the device.
-    - `wants_offers`: True where `choose` reads `BlockContext.offers`. Retrieval sources are then asked before each block.
+    - `wants_offers`: True where `choose` reads `BlockContext.offers`. Retrieval sources are then asked before each
+      block.
+    - `is_control(request)`, called once before a request's first block: True to have it decoded plainly throughout, as
+      a control. Its blocks are observed, too.
     - `state()`, what it has learned, as plain JSON values, and `restore(state)`: it then chooses as the other would
       have. Both are there or neither.
     """
@@ -48,8 +51,15 @@ class CostEstimates(Protocol):
     def block_lengths(self) -> tuple[int, ...]:
         """Block lengths worth choosing between, ascending, 0 not listed."""
 
+    @property
+    def version(self) -> int:
+        """Grows whenever an estimate changes: what was reckoned from them stands as long as it is the same."""
+
     def verify_seconds(self, num_tokens: int, context_tokens: int) -> float:
         """One target forward over `num_tokens` tokens (drafts + 1) after a context."""
 
     def draft_seconds(self, source: str, block_length: int, context_tokens: int) -> float:
         """One proposal of `block_length` tokens; infinite where the source cannot be used."""
+
+    def is_extrapolated(self, num_tokens: int, context_tokens: int, source: str | None = None) -> bool:
+        """Does an answer lie beyond what was measured? Of verification, or of a source's `num_tokens` drafts."""
