@@ -32,8 +32,9 @@ def experiment(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_spools(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """No test leaves a spool among the user's."""
+    """No test leaves a spool or measured costs among the user's."""
     os.environ["AUTOSPEC_SPOOL"] = str(tmp_path_factory.mktemp("spools"))
+    os.environ["AUTOSPEC_COSTS"] = str(tmp_path_factory.mktemp("costs"))
 
 
 def pytest_report_header(config: pytest.Config) -> str:

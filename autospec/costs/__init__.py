@@ -1,5 +1,6 @@
 """What drafting and verifying cost in seconds on the device at hand."""
 
-from autospec.costs.table import CostTable
+from autospec.costs.model import CostModel
+from autospec.costs.table import CostTable, Curve
 
-__all__ = ["CostTable"]
+__all__ = ["CostModel", "CostTable", "Curve"]

@@ -3,30 +3,118 @@
 from __future__ import annotations
 
 import logging
-import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import LogitsProcessorList
 
-from autospec.caches import append, context_window, drop_last, new_cache, why_not_rollback
+from autospec.caches import context_window
+from autospec.costs.fitting import Point, fit, spread, typical
+from autospec.costs.probes import DraftProbe, VerifyProbe
 from autospec.costs.table import CostTable, Curve
-from autospec.drafts.base import DraftRequest, DraftSource, hidden_layers_of
-from autospec.randomness import TorchRandomness, spared
+from autospec.drafts.base import DraftSource
+from autospec.randomness import spared
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 BLOCK_LENGTHS = (1, 2, 4, 8, 16)
-CONTEXTS = (64, 768)
-REPEATS = 5
+CONTEXTS = (64, 1024, 4096)
+REPEATS = 7
+LEAST_REPEATS = 2
+BUDGET_SECONDS = 3.5
+"""Rounds end with it, once each point has its least repeats."""
+EXTRA_WIDTHS = 11
+"""Widths measured at most besides those of the block lengths."""
+STEP = 0.04
+"""A width in the middle of two that lies further from the line between them is a step: both halves are looked into."""
+ANCHORS = (1, 2, 5, 17)
+"""Widths measured in every context; the others in the first one alone."""
 LONG_SECONDS = 10.0
 """A calibration that takes longer says so."""
 
 _log = logging.getLogger("autospec")
+
+
+@dataclass(slots=True)
+class _Job:
+    """One point to time."""
+
+    source: str | None  # None: the target
+    point: Point
+    seconds: Callable[[int], float]
+
+
+class _Rounds:
+    """Times all points in turn, round after round, so that a slow moment of the machine touches all of them."""
+
+    def __init__(self, budget_seconds: float) -> None:
+        self.started = time.perf_counter()
+        self._budget_seconds = budget_seconds
+        self.jobs: list[_Job] = []
+        self.samples: dict[str | None, dict[Point, list[float]]] = {None: {}}
+        self.failures: dict[str, str] = {}
+
+    @property
+    def seconds_left(self) -> float:
+        return self._budget_seconds - (time.perf_counter() - self.started)
+
+    @property
+    def is_overdue(self) -> bool:
+        """Twice the budget is gone: the machine is slow or busy, and one look at each point has to do."""
+        return self.seconds_left < -self._budget_seconds
+
+    def round(self, *, is_least: bool) -> bool:
+        """Time every point once. Returns: False when time ran out; in one of the least rounds only when overdue."""
+        for job in list(self.jobs):
+            if self.seconds_left <= 0 and not is_least:
+                return False
+            if self.is_overdue and job.point in self.samples.get(job.source, {}):
+                return False
+            if job in self.jobs:
+                self.run(job)
+        self.jobs.reverse()  # so that no point always follows the same one
+        return True
+
+    def run(self, job: _Job) -> None:
+        """Time one point; a source that raises is not asked again in this context."""
+        try:
+            seconds = job.seconds(job.point[1])
+        except Exception as error:
+            if job.source is None:
+                raise
+            self.give_up(job.source, job.point[0], error)
+            return
+        self.samples.setdefault(job.source, {}).setdefault(job.point, []).append(seconds)
+
+    def give_up(self, source: str, context: int, error: Exception) -> None:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        _log.warning("draft source %s cannot be timed after %d tokens: %s", source, context, text)
+        self.failures[source] = text
+        self.jobs = [job for job in self.jobs if (job.source, job.point[0]) != (source, context)]
+        for point in [p for p in self.samples.get(source, {}) if p[0] == context]:
+            del self.samples[source][point]
+
+
+class _Filling:
+    """How long it will take to fill the cache of a longer context, from those filled before."""
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+        self._per_token = 0.0
+
+    def add(self, context: int, seconds: float) -> None:
+        """The first one is all fixed cost."""
+        self._first = seconds if self._first is None else self._first
+        self._per_token = max(0.0, seconds - self._first) / context
+
+    def seconds(self, context: int) -> float:
+        return self._per_token * context
 
 
 def calibrate(
@@ -36,118 +124,133 @@ def calibrate(
     block_lengths: Sequence[int] = BLOCK_LENGTHS,
     contexts: Sequence[int] = CONTEXTS,
     repeats: int = REPEATS,
+    budget_seconds: float = BUDGET_SECONDS,
+    extra_widths: int = EXTRA_WIDTHS,
 ) -> CostTable:
     """Time verification for every block length and drafting for every source.
 
-    Widths are measured in turn, round after round, so that a slow moment of the machine touches all of them; the
-    median over the rounds is kept. Takes about repeats x contexts x (1 + block lengths) target steps.
-
     Args:
         target: the model that verifies.
-        sources: draft sources by name.
+        sources: draft sources by name, attached.
         block_lengths: block lengths to measure, ascending.
         contexts: context lengths in tokens; those beyond the target's window are left out.
-        repeats: rounds.
+        repeats: rounds at most.
+        budget_seconds: no further round begins after these; every point is measured twice in any case.
+        extra_widths: widths at most that are measured besides, those in the middle of two and more where they show a
+            step of the device; after the shortest context alone.
     """
-    started = time.perf_counter()
+    rounds = _Rounds(budget_seconds)
+    widths = (1, *(k + 1 for k in block_lengths))
+    with torch.no_grad(), spared(target.device):
+        probes = _verify_jobs(rounds, target, _fitting(target, contexts, block_lengths, repeats), widths)
+        for name, source in sources.items():
+            _draft_jobs(rounds, target, name, source, tuple(probes), block_lengths)
+        first = next(iter(probes))
+        for number in range(max(1, repeats)):
+            if not rounds.round(is_least=number < LEAST_REPEATS):
+                break
+            if number == 0 and probes[first].can_roll_back:  # steps matter more than repeats, should time run out
+                _look_between(rounds, probes[first], first, extra_widths)
+    verify = rounds.samples.pop(None)
+    drafts = {str(name): curve for name, found in rounds.samples.items() if (curve := _curve(found, block_lengths))}
+    seconds = time.perf_counter() - rounds.started
+    level = logging.WARNING if seconds > LONG_SECONDS else logging.INFO
+    _log.log(level, "measured what drafting and verifying cost on this device: %.1f s (policy auto, once)", seconds)
+    return CostTable(
+        tuple(block_lengths),
+        fit(verify),
+        drafts,
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        calibration_seconds=seconds,
+        spread=spread(verify),
+        failures=rounds.failures,
+    )
+
+
+def _fitting(target: PreTrainedModel, contexts: Sequence[int], block_lengths: Sequence[int], repeats: int) -> list[int]:
+    """The contexts that fit the target's window; at least one."""
     window = context_window(target) or sys.maxsize
     # what is measured reaches this far beyond the context: the longest block, and a token for each draft proposed
     reach = max(block_lengths) + 1 + (repeats + 1) * len(block_lengths)
-    fitting = [c for c in contexts if c + reach <= window] or [max(1, window - reach)]
-    widths = (1, *(k + 1 for k in block_lengths))
-    with torch.no_grad(), spared(target.device):
-        verify = Curve(
-            tuple(fitting), widths, tuple(tuple(_verify_medians(target, c, widths, repeats)) for c in fitting)
-        )
-        measured = {
-            name: _draft_curve(target, source, fitting, block_lengths, repeats) for name, source in sources.items()
-        }
-    drafts = {name: curve for name, curve in measured.items() if curve is not None}
-    seconds = time.perf_counter() - started
-    level = logging.WARNING if seconds > LONG_SECONDS else logging.INFO
-    _log.log(level, "measured what drafting and verifying cost on this device: %.0f s (policy auto, once)", seconds)
-    return CostTable(tuple(block_lengths), verify, drafts)
+    return [c for c in contexts if c + reach <= window] or [max(1, window - reach)]
 
 
-def _verify_medians(target: PreTrainedModel, context: int, widths: Sequence[int], repeats: int) -> list[float]:
-    tokens = _some_tokens(target, context + max(widths))
-    _, cache = append(target, tokens[:, :context], new_cache(target))
-    following = tokens[:, context:]
-    if why_not_rollback(cache):  # such a target is decoded plainly; only the plain step matters
-        return [_seconds(target, lambda: append(target, following[:, :1], cache))] * len(widths)
-
-    def verify(width: int) -> None:
-        append(target, following[:, :width], cache, logits_kept=width)
-        drop_last(cache, width)
-
-    return _medians(target, verify, widths, repeats)
-
-
-def _draft_curve(
-    target: PreTrainedModel, source: DraftSource, contexts: Sequence[int], block_lengths: Sequence[int], repeats: int
-) -> Curve | None:
-    """Over the contexts that the source can draft in; None when there are none, so that it is never chosen."""
-    rows: dict[int, tuple[float, ...]] = {}
+def _verify_jobs(
+    rounds: _Rounds, target: PreTrainedModel, contexts: Sequence[int], widths: Sequence[int]
+) -> dict[int, VerifyProbe]:
+    """Longer contexts are left out when their caches take too long to fill, or do not fit the memory."""
+    probes: dict[int, VerifyProbe] = {}
+    filling = _Filling()
     for context in contexts:
+        if probes and filling.seconds(context) > rounds.seconds_left / 2:
+            break
+        started = time.perf_counter()
         try:
-            rows[context] = tuple(_draft_medians(target, source, context, block_lengths, repeats))
+            probe = VerifyProbe(target, context, max(widths))
+            probe.seconds(1)
+        except RuntimeError as error:
+            if not probes:
+                raise
+            _log.info("contexts of %d tokens and more were not measured: %s", context, error)
+            break
+        filling.add(context, time.perf_counter() - started)
+        measured = widths if not probes else [w for w in widths if w in ANCHORS or w == max(widths)]
+        probes[context] = probe
+        rounds.jobs += [_Job(None, (context, width), probe.seconds) for width in measured]
+    return probes
+
+
+def _draft_jobs(
+    rounds: _Rounds,
+    target: PreTrainedModel,
+    name: str,
+    source: DraftSource,
+    contexts: Sequence[int],
+    block_lengths: Sequence[int],
+) -> None:
+    """In the contexts that the source can draft in; the first of them with all lengths, the others with both ends."""
+    jobs: list[_Job] = []
+    filling = _Filling()
+    for context in contexts:
+        if jobs and filling.seconds(context) > rounds.seconds_left / 2:
+            break
+        started = time.perf_counter()
+        try:
+            probe = DraftProbe(target, source, context)
+            probe.seconds(block_lengths[0])  # allocations, first calls, the prefill of a draft's cache
         except Exception as error:  # noqa: BLE001  # logged; while decoding it would be switched off with this reason
-            _log.warning("draft source %s cannot be timed after %d tokens: %s", source.name, context, error)
-    return Curve(tuple(rows), tuple(block_lengths), tuple(rows.values())) if rows else None
+            rounds.give_up(name, context, error)
+            continue
+        filling.add(context, time.perf_counter() - started)
+        measured = sorted({block_lengths[0], block_lengths[-1]}) if jobs else block_lengths
+        jobs += [_Job(name, (context, length), probe.seconds) for length in measured]
+    # between the target's forwards, as in decoding: a lookup is slower when they have used up the processor's caches
+    for index, job in enumerate(jobs):
+        rounds.jobs.insert(min(len(rounds.jobs), 2 * index + 1), job)
 
 
-def _draft_medians(
-    target: PreTrainedModel, source: DraftSource, context: int, block_lengths: Sequence[int], repeats: int
-) -> list[float]:
-    request = DraftRequest(
-        device=target.device,
-        vocab_size=int(target.get_output_embeddings().weight.shape[0]),
-        do_sample=False,
-        processors=LogitsProcessorList(),
-        randomness=TorchRandomness(target.device),
-        scores_dtype=torch.float32,
-        is_paired=True,
-    )
-    session: Any = source.start(request)
-    # a text that repeats itself, so that retrieval sources find something; it grows by a token with every proposal
-    committed = (_some_tokens(target, context // 2)[0].tolist() * 3)[:context]
-
-    layers = hidden_layers_of(source)
-    size = int(getattr(target.config.get_text_config(decoder=True), "hidden_size", 1))
-    num_seen = 0
-
-    def propose(block_length: int) -> None:
-        nonlocal num_seen
-        if layers:  # any numbers do: what they are makes no difference to the time
-            new = torch.zeros((len(committed) - 1 - num_seen, size), dtype=target.dtype, device=target.device)
-            session.see([new] * len(layers))
-            num_seen += len(new)
-        session.propose(committed, block_length)
-        committed.append(committed[-(context // 2)] if context >= 2 else committed[-1])
-
-    return _medians(target, propose, block_lengths, repeats)
+def _look_between(rounds: _Rounds, probe: VerifyProbe, context: int, room: int) -> None:
+    """Measure widths between the others, where steps hide: a kernel that changes at 16 tokens shows at no other."""
+    found = {where[1]: seconds for where, seconds in rounds.samples[None].items() if where[0] == context}
+    waiting = list(pairwise(sorted(found)))
+    while waiting and room > 0 and not rounds.is_overdue:
+        gaps = [(low, (low + high) // 2, high) for low, high in waiting if high - low > 1][:room]
+        jobs = [_Job(None, (context, width), probe.seconds) for _, width, _ in gaps]
+        for job in jobs * LEAST_REPEATS:  # in turn
+            rounds.run(job)
+        rounds.jobs += jobs
+        room -= len(jobs)
+        waiting = []
+        for low, width, high in gaps:
+            found[width] = rounds.samples[None][context, width]
+            share = (width - low) / (high - low)
+            line = typical(found[low]) * (1.0 - share) + typical(found[high]) * share
+            if abs(typical(found[width]) / line - 1.0) > STEP:
+                waiting += [(low, width), (width, high)]
 
 
-def _medians(target: PreTrainedModel, step: Callable[[int], None], sizes: Sequence[int], repeats: int) -> list[float]:
-    samples: dict[int, list[float]] = {size: [] for size in sizes}
-    for size in sizes:  # warm-up: allocations, first calls, the prefill of a draft's cache
-        step(size)
-    for _ in range(repeats):
-        for size in sizes:
-            samples[size].append(_seconds(target, lambda size=size: step(size)))  # type: ignore[misc]
-    return [statistics.median(samples[size]) for size in sizes]
-
-
-def _seconds(target: PreTrainedModel, step: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    step()
-    if target.device.type == "cuda":
-        torch.cuda.synchronize(target.device)
-    return time.perf_counter() - started
-
-
-def _some_tokens(target: PreTrainedModel, count: int) -> torch.Tensor:
-    """[1, count], the same every time, without touching the global generator."""
-    generator = torch.Generator().manual_seed(0)
-    size = int(target.get_input_embeddings().weight.shape[0])
-    return torch.randint(0, size, (1, max(1, count)), generator=generator).to(target.device)
+def _curve(samples: Mapping[Point, Sequence[float]], block_lengths: Sequence[int]) -> Curve | None:
+    """None where the shortest context was lost: without it there is nothing to add to."""
+    if not samples or {length for c, length in samples if c == min(samples)[0]} != set(block_lengths):
+        return None
+    return fit(samples)

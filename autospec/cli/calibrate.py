@@ -1,0 +1,129 @@
+"""`autospec calibrate`: what drafting and verifying cost on this device."""
+
+from __future__ import annotations
+
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from autospec.cli.loading import HalfOrFull, assistant_for, dtype_option, load_assistant, target_option
+
+
+@click.command(name="calibrate")
+@target_option
+@click.option(
+    "--drafts",
+    default="ngram,suffix",
+    show_default=True,
+    show_envvar=True,
+    help="Names of draft sources, comma-separated; plug-ins go by their names.",
+)
+@click.option(
+    "--assistant",
+    default=None,
+    show_envvar=True,
+    help="A smaller model to draft; `none` for none. The demonstration model has its own.",
+)
+@dtype_option("bfloat16")
+@click.option("--fresh", is_flag=True, show_envvar=True, help="Measure also where costs are on disk, and replace them.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.1),
+    default=3.5,
+    show_default=True,
+    show_envvar=True,
+    help="To measure for, about; a slow model or a busy machine wants more.",
+)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    show_envvar=True,
+    help="Also draw the curves into an HTML file.",
+)
+@click.option("--json", is_flag=True, show_envvar=True, help="Print one JSON object instead of the table.")
+def command(
+    target: str,
+    drafts: str,
+    assistant: str | None,
+    dtype: HalfOrFull,
+    fresh: bool,
+    seconds: float,
+    plot: Path | None,
+    json: bool,
+) -> None:
+    """Measure what drafting and verifying cost on this device.
+
+    In seconds, once: costs stay on disk for this model, device, number format, software and these draft sources, and
+    policy `auto` starts from them. While decoding they are corrected by what blocks really take.
+    """
+    if plot is not None and plot.suffix.lower() not in (".html", ".htm"):
+        raise click.BadParameter(f"{plot.name!r}: a name that ends in .html is needed", param_hint="--plot")
+
+    from autospec import models
+    from autospec.costs.measuring import measure
+    from autospec.costs.plot import page
+    from autospec.drafts import make_sources
+
+    chosen: list[Any] = [name.strip() for name in drafts.split(",") if name.strip()]
+    make_sources(chosen)  # an unknown name is better known before a model is loaded
+    click.echo(f"loading {target} ...", err=True)
+    model, tokenizer = models.load(target, dtype=dtype)
+    if (assistant := assistant_for(target, assistant)) is not None:
+        chosen.append(load_assistant(assistant, dtype))
+    sources = make_sources(chosen)
+    for source in sources.values():
+        source.attach(model, tokenizer)
+    measured = measure(model, sources, fresh=fresh, budget_seconds=seconds)
+    if plot is not None:
+        try:
+            plot.write_text(page(measured.table, f"Costs of {target} in {dtype}"), encoding="utf-8")
+        except OSError as error:
+            raise click.ClickException(f"cannot write {plot}: {error.strerror or error}") from error
+    if json:
+        click.echo(
+            dumps(
+                {
+                    "target": target,
+                    "dtype": dtype,
+                    "file": str(measured.path) if measured.path else None,
+                    "is_from_disk": measured.is_from_disk,
+                    "seconds": round(measured.seconds, 3),
+                    "failures": dict(measured.table.failures),
+                    **measured.table.to_json(),
+                }
+            )
+        )
+        return
+    click.echo(_as_text(measured.table))
+    how = "read" if measured.is_from_disk else "measured"
+    where = f"kept in {measured.path}" if measured.path else "not kept on disk: too uncertain, or incomplete"
+    click.echo(f"\n{how} in {measured.seconds:.1f} s (measured {measured.table.measured_at}); {where}")
+
+
+def _as_text(table: Any) -> str:
+    lines = ["verification, milliseconds by tokens verified (drafts + 1)", *_rows(table.verify)]
+    for name, curve in table.drafts.items():
+        lines += ["", f"{name}, milliseconds by tokens drafted", *_rows(curve)]
+    for name, why in table.failures.items():
+        lines += ["", f"{name} could not be timed everywhere: {why}"]
+    lines += [
+        "",
+        f"repeats of a point lie {100 * table.spread:.1f} % apart, 100 % where there are none; ~ not measured",
+    ]
+    return "\n".join(lines)
+
+
+def _rows(curve: Any) -> list[str]:
+    from autospec.costs.plot import sparkline
+
+    lines = ["context" + "".join(f"{tokens:>9}" for tokens in curve.tokens)]
+    for context, row in zip(curve.contexts, curve.seconds, strict=True):
+        cells = [
+            f"{'~' if (context, tokens) in curve.composed else ''}{1000 * seconds:.4g}"
+            for tokens, seconds in zip(curve.tokens, row, strict=True)
+        ]
+        lines.append(f"{context:>7}" + "".join(f"{cell:>9}" for cell in cells) + f"  {sparkline(row)}")
+    return lines

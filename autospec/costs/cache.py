@@ -1,0 +1,69 @@
+"""Measured costs on disk, one JSON file for each fingerprint."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autospec.costs.fingerprint import digest
+from autospec.costs.table import CostTable
+from autospec.fetching import cache_folder, one_line
+
+FORMAT = 1
+
+_log = logging.getLogger("autospec")
+
+
+def costs_folder() -> Path:
+    """`$AUTOSPEC_COSTS`, else `costs` in the folder of fetched models: `$AUTOSPEC_CACHE` or the user's cache."""
+    if given := os.environ.get("AUTOSPEC_COSTS"):
+        return Path(given).expanduser()
+    return cache_folder() / "costs"
+
+
+def costs_file(description: Mapping[str, Any]) -> Path:
+    """Where costs of what is described are kept."""
+    return costs_folder() / f"{digest(description)}.json"
+
+
+def load(description: Mapping[str, Any]) -> CostTable | None:
+    """The costs measured before; None where there are none. A file that cannot be used is named in the log."""
+    path = costs_file(description)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise ValueError(f"not of format {FORMAT}")
+        if content.get("fingerprint") != json.loads(json.dumps(description)):
+            raise ValueError("it belongs to another device, model or source")
+        return CostTable.from_json(content["table"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, RecursionError) as error:
+        _log.warning("%s is not used, costs are measured again: %s", path, one_line(error))
+        return None
+
+
+def save(description: Mapping[str, Any], table: CostTable) -> Path | None:
+    """Write the costs, whole or not at all. Returns: the file; None where none can be written, which the log says."""
+    path = costs_file(description)
+    content = {"format": FORMAT, "fingerprint": description, "table": table.to_json()}
+    partial: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=".partial", dir=path.parent)
+        partial = Path(name)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+            file.write("\n")
+        partial.replace(path)
+    except OSError as error:
+        _log.warning("measured costs cannot be kept in %s: %s", path.parent, one_line(error))
+        if partial is not None:
+            partial.unlink(missing_ok=True)
+        return None
+    return path

@@ -1,0 +1,124 @@
+"""The cost model: what was calibrated, corrected by what is measured in service, and a watch over both."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+from autospec.costs.correction import Correction
+from autospec.costs.table import CostTable, cheapest_width
+from autospec.types import BlockOutcome
+
+SETTLE_EVERY = 16
+"""Blocks between two looks at what was measured: estimates stand still meanwhile, so that policies can keep tables."""
+DRIFTED = 1.25
+"""Verification this many times slower or faster than calibrated, for `PATIENCE` looks in a row: calibrate again."""
+RECOVERED = 1.12
+"""The need ends only once drift is less than this."""
+PATIENCE = 3
+
+
+class CostModel:
+    """Estimates for policies, from a calibrated table and from each block's outcome. Safe to share between threads.
+
+    Args:
+        table: what calibration measured.
+        is_asynchronous: an accelerator's forwards end while tokens are chosen, so that a block's verification is the
+            seconds of both; nothing is synchronised for the measurement.
+    """
+
+    def __init__(self, table: CostTable, *, is_asynchronous: bool = False) -> None:
+        self._lock = threading.Lock()
+        self._version = 0
+        self.is_asynchronous = is_asynchronous
+        self._start(table)
+
+    def _start(self, table: CostTable) -> None:
+        self.table = table
+        self._verify = Correction()
+        self._drafts = {source: Correction() for source in table.drafts}
+        self._blocks = 0
+        self._drift = 1.0
+        self._looks_adrift = 0
+        self._needs_calibration = False
+
+    @property
+    def block_lengths(self) -> tuple[int, ...]:
+        """Block lengths worth choosing between, ascending, 0 not listed."""
+        return self.table.block_lengths
+
+    @property
+    def version(self) -> int:
+        """Grows whenever an estimate changes; between two versions every answer is the same."""
+        return self._version
+
+    def verify_seconds(self, num_tokens: int, context_tokens: int) -> float:
+        """One target forward over `num_tokens` tokens (drafts + 1) after `context_tokens` tokens."""
+        return self.table.verify.at(num_tokens, context_tokens) * self._verify.factor(num_tokens)
+
+    def draft_seconds(self, source: str, block_length: int, context_tokens: int) -> float:
+        """One proposal when `block_length` tokens are asked for; infinite for a source that could not be timed."""
+        curve = self.table.drafts.get(source)
+        if curve is None:
+            return math.inf
+        return curve.at(block_length, context_tokens) * self._drafts[source].factor(block_length)
+
+    def is_extrapolated(self, num_tokens: int, context_tokens: int, source: str | None = None) -> bool:
+        """Does the answer lie beyond what was measured? Of verification, or of a source's `num_tokens` drafts."""
+        return self.table.is_extrapolated(num_tokens, context_tokens, source)
+
+    def cheapest_width(self, num_tokens: int, context_tokens: int) -> int:
+        """The width, `num_tokens` or a measured wider one, that a forward over `num_tokens` tokens costs least at."""
+        return cheapest_width(self.table.verify.tokens, self.verify_seconds, num_tokens, context_tokens)
+
+    @property
+    def drift(self) -> float:
+        """Verification now over verification as calibrated: 1.3 is 30 % slower. A median over the last blocks."""
+        return self._drift
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Has the device been far from its calibration for long?"""
+        return self._needs_calibration
+
+    def observe(self, outcome: BlockOutcome) -> None:
+        """Learn what a block took. Prefill and catch-up are not in an outcome; see `BlockOutcome`."""
+        request = outcome.request
+        if request is not None and outcome.context_tokens <= request.prompt_tokens + 1:
+            return  # the first block of an answer: retrieval indexes the prompt in it, caches are allocated
+        verify_seconds = outcome.verify_seconds + (outcome.correction_seconds if self.is_asynchronous else 0.0)
+        width, action = outcome.num_draft_tokens + 1, outcome.action
+        with self._lock:
+            _add(self._verify, width, verify_seconds, self.table.verify_seconds(width, outcome.context_tokens))
+            if action.block_length and (correction := self._drafts.get(action.source)) is not None:
+                calibrated = self.table.draft_seconds(action.source, action.block_length, outcome.context_tokens)
+                _add(correction, action.block_length, outcome.draft_seconds, calibrated)
+            self._blocks += 1
+            if self._blocks % SETTLE_EVERY == 0:
+                self._settle()
+
+    def recalibrate(self, table: CostTable, *, is_asynchronous: bool) -> None:
+        """Go on from a new table; what was learnt beside the old one is forgotten. Args: as for the model itself."""
+        with self._lock:
+            self.is_asynchronous = is_asynchronous
+            self._start(table)
+            self._version += 1
+
+    def _settle(self) -> None:
+        if any([each.settle() for each in (self._verify, *self._drafts.values())]):  # noqa: C419  # all of them settle
+            self._version += 1
+        drift = self._verify.median()
+        if drift is None:
+            return
+        self._drift = drift
+        size = max(drift, 1.0 / drift)
+        self._looks_adrift = self._looks_adrift + 1 if size > DRIFTED else 0
+        if self._looks_adrift >= PATIENCE:
+            self._needs_calibration = True
+        elif size < RECOVERED:
+            self._needs_calibration = False
+
+
+def _add(correction: Correction, width: int, measured: float, calibrated: float) -> None:
+    if measured > 0.0 and 0.0 < calibrated < math.inf:
+        correction.add(width, measured / calibrated)
