@@ -16,7 +16,8 @@ class Action:
 
     source: str = NONE
     block_length: int = 0
-    reason: str = ""  # the kind first, as in `off: best is ngram:4 predicts 0.9x plain`
+    reason: str = ""  # the kind first, as in `off: ngram:4 0.90x; left out: suffix (nothing found)`
+    gain: float | None = None  # predicted tokens per second over those of plain steps, where the policy predicts
 
     @property
     def label(self) -> str:
@@ -57,6 +58,7 @@ class Offer:
     num_tokens: int  # 0: a miss
     match_length: int = 0  # last committed tokens that were found again; 0 where the source does not say
     scores: tuple[float, ...] = ()  # [num_tokens] how likely each token and all before it are, as the source sees it
+    recent_acceptance: float | None = None  # share of first tokens right lately, in this request; None before any
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +239,21 @@ class PolicyVersion:
     settings: Mapping[str, object]  # plain JSON values
     made_by: str  # as in `wrap` or `autospec tune`
     made_at: datetime  # UTC
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyState:
+    """What a policy had learned in one process."""
+
+    deployment: Deployment
+    policy: str
+    version: str  # of its settings, as in `PolicyVersion.version`
+    process: str  # 32 hexadecimal digits, of one wrapped model
+    updated_at: datetime  # UTC
+    state: Mapping[str, object]  # what `policy.state()` gave: plain JSON values, of segments the newest last
+    inherited: Mapping[str, datetime] = field(
+        default_factory=dict
+    )  # process -> when the state that it began with was made
 
 
 @dataclass(frozen=True, slots=True)

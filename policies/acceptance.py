@@ -2,48 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TypeVar
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from autospec.errors import ConfigurationError
 from autospec.policies.base import MAX_SEGMENTS, check_range
-from autospec.types import BlockOutcome
+from autospec.policies.confidence import Confidence, features, score_logits
+from autospec.policies.counts import MAX_POSITIONS, Counts
+from autospec.types import BlockContext, BlockOutcome, OfferOutcome, RequestContext
 
-MAX_POSITIONS = 32
-
-_T = TypeVar("_T", float, NDArray[np.float64])
-
-
-@dataclass(slots=True)
-class _Counts:
-    """Discounted counts of one (segment, source)."""
-
-    at_risk: NDArray[np.float64] = field(default_factory=lambda: np.zeros(MAX_POSITIONS))
-    accepted: NDArray[np.float64] = field(default_factory=lambda: np.zeros(MAX_POSITIONS))
-    asked: float = 0.0  # blocks in which a proposal was asked for
-    proposed: float = 0.0  # of those, blocks with at least one draft token
-
-    def add(self, outcome: BlockOutcome, discount: float) -> None:
-        self.at_risk *= discount
-        self.accepted *= discount
-        self.at_risk[: outcome.num_judged_tokens] += 1.0
-        self.accepted[: outcome.num_accepted_tokens] += 1.0
-        self.asked = self.asked * discount + 1.0
-        self.proposed = self.proposed * discount + (outcome.num_draft_tokens > 0)
+_NOTHING = Counts()
+_NEGLIGIBLE = 0.01
 
 
 class AcceptanceModel:
-    """Beta estimates of acceptance from at-risk counts.
+    """Beta estimates of acceptance from at-risk counts, corrected by what is known of an offer.
 
     Position j is at risk only in blocks that proposed at least j tokens and accepted j - 1 of them, so blocks cut short
     by a policy, by EOS or by the length limit do not bias it. A segment's estimate is shrunk towards the source's
-    over all segments, and that one towards the prior.
+    over all segments, and that one towards the prior. What is known of an offer before it is judged (the length of its
+    match, its scores, how the source fared lately in the request, temperature, position) moves the logit of the
+    estimate, see `policies/confidence.py`.
 
     Args:
         discount: weight kept by old evidence at each new block of the same segment and source.
-        prior_acceptance: acceptance expected of a source never tried; optimistic, so that it is tried.
+        prior_acceptance: acceptance expected of a source never tried.
         strength: blocks of evidence that the broader estimate counts for.
     """
 
@@ -54,45 +38,162 @@ class AcceptanceModel:
         self._discount = discount
         self._prior = prior_acceptance
         self._strength = strength
-        self._by_segment: dict[tuple[str, str], _Counts] = {}
-        self._by_source: dict[str, _Counts] = {}
+        self._by_segment: dict[str, dict[str, Counts]] = {}
+        self._by_source: dict[str, Counts] = {}
+        self._confidence: dict[str, Confidence] = {}
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """As it was made, in plain values."""
+        return {"discount": self._discount, "prior_acceptance": self._prior, "strength": self._strength}
 
     def add(self, outcome: BlockOutcome) -> None:
         """Learn from one block that asked a source for drafts."""
-        source = outcome.action.source
-        own = self._by_segment.pop((outcome.segment, source), None) or _Counts()
-        self._by_segment[outcome.segment, source] = own  # the newest last
-        if len(self._by_segment) > MAX_SEGMENTS:
-            del self._by_segment[next(iter(self._by_segment))]
-        for counts in (own, self._by_source.setdefault(source, _Counts())):
-            counts.add(outcome, self._discount)
+        judged, accepted = outcome.num_judged_tokens, outcome.num_accepted_tokens
+        self._own(outcome.segment, outcome.action.source).notice_change(judged, accepted)
+        self._count(outcome.segment, outcome.action.source, outcome.num_draft_tokens, judged, accepted)
+
+    def add_offer(self, request: RequestContext, settled: OfferOutcome) -> None:
+        """Learn from an offer whose fate is known, whether it was used or not."""
+        offer, source, judged = settled.offer, settled.source, settled.num_judged_tokens
+        if judged:
+            own = self._own(request.segment, source)
+            values = features(offer, request.temperature, settled.output_tokens)
+            scores = score_logits(offer.scores, judged)
+            self._confidence.setdefault(source, Confidence()).learn(
+                [math.log(odds) for odds in self._odds(request.segment, source, judged)],
+                [value - mean for value, mean in zip(values, own.features, strict=True)],
+                None if scores is None else [score - own.score for score in scores],
+                settled.num_accepted_tokens,
+            )
+            own.add_features(values, scores, self._discount)
+        self._count(request.segment, source, offer.num_tokens, judged, settled.num_accepted_tokens)
 
     def blocks(self, segment: str, source: str) -> float:
         """Discounted number of blocks in which `source` was asked for drafts in this segment."""
-        counts = self._by_segment.get((segment, source))
+        counts = self._find(segment, source)
         return counts.asked if counts else 0.0
 
-    def survival(self, segment: str, source: str, block_length: int) -> NDArray[np.float64]:
-        """[block_length], probability that at least j + 1 draft tokens are accepted in a block that has them."""
-        none = _Counts()
-        broad = self._by_source.get(source, none)
-        own = self._by_segment.get((segment, source), none)
-        # every position leans on the rate pooled over positions, which leans on the broader estimate
-        broad_rate = _shrunk(float(broad.accepted.sum()), float(broad.at_risk.sum()), self._prior, self._strength)
-        own_rate = _shrunk(float(own.accepted.sum()), float(own.at_risk.sum()), broad_rate, self._strength)
-        rates = _shrunk(own.accepted, own.at_risk, own_rate, self._strength)
-        positions = np.minimum(np.arange(block_length), MAX_POSITIONS - 1)
-        return np.cumprod(rates[positions]).astype(np.float64)
+    def survival(self, segment: str, source: str, block_length: int) -> list[float]:
+        """[block_length], probability that at least j + 1 draft tokens are accepted in a block that has them.
+
+        Less than a hundredth is taken for none.
+        """
+        survival, product = [], 1.0
+        for odds in self._odds(segment, source, block_length):
+            product *= odds / (1.0 + odds)
+            if product < _NEGLIGIBLE:
+                break
+            survival.append(product)
+        return survival + [0.0] * (block_length - len(survival))
+
+    def offer_survival(self, context: BlockContext, source: str) -> list[float]:
+        """[num_tokens] of the source's offer, probability that at least j + 1 of its tokens are accepted.
+
+        Less than a hundredth is taken for none.
+        """
+        offer = context.offers[source]
+        confidence = self._confidence.get(source)
+        own = self._find(context.segment, source)
+        if confidence is None or own is None or not own.seen:
+            return self.survival(context.segment, source, offer.num_tokens)
+        values = features(offer, context.request.temperature, context.output_tokens)
+        factors = confidence.factors(values, own.features, offer.scores, own.score, offer.num_tokens)
+        survival, product = [], 1.0
+        for odds, factor in zip(self._odds(context.segment, source, offer.num_tokens), factors, strict=True):
+            moved = odds * factor
+            product *= moved / (1.0 + moved)
+            if product < _NEGLIGIBLE:
+                break
+            survival.append(product)
+        return survival + [0.0] * (offer.num_tokens - len(survival))
+
+    def optimistic_survival(
+        self, segment: str, source: str, block_length: int, deviations: float, evidence: float
+    ) -> list[float]:
+        """[block_length], as `survival`, were each rate so many standard deviations better than it is thought to be.
+
+        Args:
+            evidence: share of what is known that still counts; the rest is thought to be as in a source never tried.
+        """
+        weight = evidence * self.blocks(segment, source) + self._strength
+        unknown, spread = (1.0 - evidence) * self._prior, deviations * deviations / weight
+        survival, product = [], 1.0
+        for odds in self._odds(segment, source, block_length):
+            rate = evidence * odds / (1.0 + odds) + unknown
+            product *= min(rate + math.sqrt(spread * rate * (1.0 - rate)), 1.0)
+            if product < _NEGLIGIBLE:
+                break
+            survival.append(product)
+        return survival + [0.0] * (block_length - len(survival))
 
     def hit_rate(self, segment: str, source: str) -> float:
         """Probability that the source has anything to propose."""
-        none = _Counts()
-        broad = self._by_source.get(source, none)
-        own = self._by_segment.get((segment, source), none)
+        broad = self._by_source.get(source, _NOTHING)
+        own = self._find(segment, source) or _NOTHING
         broad_rate = _shrunk(broad.proposed, broad.asked, 1.0, self._strength)
         return _shrunk(own.proposed, own.asked, broad_rate, self._strength)
 
+    def state(self) -> dict[str, Any]:
+        """What it has learned, as plain JSON values."""
+        return {
+            "by_segment": {
+                segment: {source: counts.state() for source, counts in found.items()}
+                for segment, found in self._by_segment.items()
+            },
+            "by_source": {source: counts.state() for source, counts in self._by_source.items()},
+            "confidence": {source: each.state() for source, each in self._confidence.items()},
+        }
 
-def _shrunk(successes: _T, trials: _T, mean: float, weight: float) -> _T:
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what another one had learned.
+
+        Raises:
+            ConfigurationError: this is no such state.
+        """
+        try:
+            by_segment = {
+                segment: {source: Counts.restored(each) for source, each in found.items()}
+                for segment, found in state["by_segment"].items()
+            }
+            by_source = {source: Counts.restored(each) for source, each in state["by_source"].items()}
+            confidence = {source: Confidence.restored(each) for source, each in state["confidence"].items()}
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigurationError(f"this is no state of an acceptance model: {error!r}") from error
+        self._by_segment, self._by_source, self._confidence = by_segment, by_source, confidence
+
+    def _own(self, segment: str, source: str) -> Counts:
+        found = self._by_segment.pop(segment, None) or {}
+        self._by_segment[segment] = found  # the newest last
+        if len(self._by_segment) > MAX_SEGMENTS:
+            del self._by_segment[next(iter(self._by_segment))]
+        return found.setdefault(source, Counts())
+
+    def _find(self, segment: str, source: str) -> Counts | None:
+        found = self._by_segment.get(segment)
+        return found.get(source) if found else None
+
+    def _count(self, segment: str, source: str, num_draft: int, num_judged: int, num_accepted: int) -> None:
+        for counts in (self._own(segment, source), self._by_source.setdefault(source, Counts())):
+            counts.add(num_draft, num_judged, num_accepted, self._discount)
+
+    def _odds(self, segment: str, source: str, num_positions: int) -> Iterator[float]:
+        """[num_positions], acceptance over rejection of each position that is at risk."""
+        own = self._find(segment, source) or _NOTHING
+        broad = self._by_source.get(source, _NOTHING)
+        # every position leans on the rate pooled over positions, which leans on the broader estimate
+        weight = self._strength
+        rate = _shrunk(broad.accepted_tokens, broad.judged_tokens, self._prior, weight)
+        rate = _shrunk(own.accepted_tokens, own.judged_tokens, rate, weight)
+        for_it, against_it = max(weight * rate, 1e-4), max(weight * (1.0 - rate), 1e-4)
+        odds = 0.0
+        for accepted, at_risk in zip(own.accepted[:num_positions], own.at_risk, strict=False):
+            odds = (accepted + for_it) / (at_risk - accepted + against_it)
+            yield odds
+        for _ in range(num_positions - MAX_POSITIONS):
+            yield odds
+
+
+def _shrunk(successes: float, trials: float, mean: float, weight: float) -> float:
     """Posterior mean of a Beta whose prior has this mean and counts for `weight` trials."""
     return (successes + weight * mean) / (trials + weight)

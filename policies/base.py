@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 from autospec.errors import ConfigurationError
@@ -42,6 +43,22 @@ class Policy(Protocol):
 
     def observe(self, outcome: BlockOutcome) -> None:
         """Learn what the last block did."""
+
+
+class Unmeasured:
+    """Stands in for costs where a policy will never choose, as its name is only being checked."""
+
+    block_lengths: tuple[int, ...] = ()
+    version = 0
+
+    def verify_seconds(self, num_tokens: int, context_tokens: int) -> float:
+        return 1.0
+
+    def draft_seconds(self, source: str, block_length: int, context_tokens: int) -> float:
+        return math.inf
+
+    def is_extrapolated(self, num_tokens: int, context_tokens: int, source: str | None = None) -> bool:
+        return True
 
 
 class CostEstimates(Protocol):

@@ -1,52 +1,84 @@
-"""Model-based choice: the action with the most predicted goodput, plain decoding always among the candidates."""
+"""Model-based choice: the block that gains most over what the segment's time is worth, plain steps among them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import accumulate
+from typing import Any, NamedTuple
 
-import numpy as np
-
+from autospec.errors import ConfigurationError
 from autospec.policies.acceptance import AcceptanceModel
 from autospec.policies.base import MAX_SEGMENTS, CostEstimates, check_range
-from autospec.types import OFF, Action, BlockContext, BlockOutcome
+from autospec.policies.prices import PriceList, Prices
+from autospec.types import NONE, Action, BlockContext, BlockOutcome
+
+_PRIOR_STEPS = 10.0  # plain steps that a segment's rate starts from
+_RATE_KEPT = 0.98
+_EVIDENCE_KEPT = 0.985  # of what is known of a source, for each block of the segment without it
+_EVIDENCE_GAINED = 0.2  # of what was lost of it, for each block with the source
+_GRANT_STEPS = 2.0  # plain steps that a segment may lose by exploring before it has a budget
 
 
-class _Prediction(NamedTuple):
-    goodput: float  # committed tokens per second, blocks without a proposal included
-    goodput_on_hit: float  # of the blocks that have a proposal
+class _Candidate(NamedTuple):
+    value: float  # tokens gained over what the same seconds bring at the segment's rate
+    tokens: float
+    seconds: float
     source: str
     block_length: int
 
+    def gain(self, step: float) -> float:
+        return self.tokens / self.seconds * step
+
 
 @dataclass(slots=True)
-class _SegmentState:
-    """What was done last in a segment."""
+class _Segment:
+    """What was done in a segment. Seconds are predicted ones, which no stall of the machine disturbs."""
 
-    action: Action = OFF
-    blocks_off: int = 0  # since a draft source was last tried
+    source: str = NONE  # of the last block
+    block_length: int = 0
+    tokens: float = 0.0  # discounted, for its rate
+    seconds: float = 0.0
+    budget: float = _GRANT_STEPS  # plain steps that exploring may still be expected to lose
+    blocks: int = 0
+    tried: dict[str, tuple[int, float]] = field(default_factory=dict)  # source -> `blocks` and evidence at its last use
+
+    def evidence(self, source: str) -> float:
+        """Share of what is known of a source that still counts: less, the longer it rested."""
+        block, evidence = self.tried.get(source, (self.blocks, 1.0))
+        return evidence * float(_EVIDENCE_KEPT ** (self.blocks - block))
+
+    def use(self, source: str) -> None:
+        evidence = self.evidence(source)
+        self.tried[source] = (self.blocks, evidence + _EVIDENCE_GAINED * (1.0 - evidence))
 
 
 class Goodput:
-    """Chooses the block with the most committed tokens per predicted second.
+    """Chooses the block with the most predicted gain in committed tokens per second.
 
-    The maximum is taken over all sources and block lengths at once: device cost is a staircase, so a walk from one
-    length to the next would stop too early.
+    A block is worth its expected tokens less what its seconds would bring at the segment's rate so far: that maximises
+    tokens per second over many blocks that differ. Where they do not differ it is the block with the most tokens per
+    second. The maximum is taken over all sources and block lengths at once: device cost is a staircase, so a
+    walk from one length to the next would stop too early.
+
+    Retrieval sources are judged by what they offer in this very block, and are learnt from whether they are
+    used or not. Others are learnt from by using them: one that might be better, given how little is known of it, is
+    tried for as long as the expected loss stays within the budget.
 
     Args:
         costs: seconds of drafting and verifying on this device.
         acceptance: what is learned of the sources; a fresh model if None.
-        minimum_gain: predicted gain over plain decoding below which it is not left.
-        hysteresis: predicted gain over the current action below which it is kept.
-        probe_every: after so many plain blocks of a segment one block tries the best source again, so that acceptance
-            that returns is found; this bounds the price of looking to about one block in so many.
+        minimum_gain: predicted gain over a plain step, in tokens, below which plain decoding is not left.
+        hysteresis: predicted gain over the last action, in tokens, below which that one is kept.
+        exploration: plain steps that exploring may be expected to lose, for each block of the segment.
+        optimism: standard deviations by which a source is hoped to be better than it is thought to be.
 
-    Source: goodput as in TurboSpec (Liu et al. 2024).
+    Source: goodput as in TurboSpec (Liu et al. 2024); the value of time as in semi-Markov decisions (Howard 1963).
     """
 
-    name = "auto"
+    name = "goodput"
+    wants_offers = True
 
     def __init__(
         self,
@@ -55,88 +87,214 @@ class Goodput:
         acceptance: AcceptanceModel | None = None,
         minimum_gain: float = 0.02,
         hysteresis: float = 0.03,
-        probe_every: int = 48,
+        exploration: float = 0.0075,
+        optimism: float = 1.0,
     ) -> None:
         check_range("minimum_gain", minimum_gain, 0.0, 10.0)
         check_range("hysteresis", hysteresis, 0.0, 10.0)
-        check_range("probe_every", probe_every, 1, 1_000_000)
-        self._costs = costs
-        self._acceptance = acceptance if acceptance is not None else AcceptanceModel()
+        check_range("exploration", exploration, 0.0, 1.0)
+        check_range("optimism", optimism, 0.0, 10.0)
+        self._prices = Prices(costs)
+        self._acceptance = acceptance if acceptance is not None else AcceptanceModel(prior_acceptance=0.5)
         self._minimum_gain = minimum_gain
         self._hysteresis = hysteresis
-        self._probe_every = probe_every
-        self._segments: dict[str, _SegmentState] = {}
+        self._exploration = exploration
+        self._optimism = optimism
+        self._segments: dict[str, _Segment] = {}
+        self._offering: set[str] = set()  # sources that are learnt from by their offers
 
     @property
     def settings(self) -> dict[str, object]:
         """As it was made, in plain values; what is learned is no setting."""
         return {
-            "block_lengths": list(self._costs.block_lengths),
             "minimum_gain": self._minimum_gain,
             "hysteresis": self._hysteresis,
-            "probe_every": self._probe_every,
+            "exploration": self._exploration,
+            "optimism": self._optimism,
         }
 
     def choose(self, context: BlockContext) -> Action:
-        state = self._state(context.segment)
-        candidates = self._candidates(context)
-        if not candidates:
-            return OFF
-        plain = 1.0 / self._costs.verify_seconds(1, context.context_tokens)
-        best = max(candidates)
-        words = f"{best.source}:{best.block_length} predicts {best.goodput / plain:.2f}x plain"
-        if not self._pays(best, plain):
-            if state.blocks_off >= self._probe_every:
-                reason = f"probe after {state.blocks_off} plain blocks"
-                return self._remember(state, Action(best.source, best.block_length, reason))
-            return self._remember(state, Action(reason=f"off: best is {words}"))
-        last = (state.action.source, state.action.block_length)
-        kept = next((c for c in candidates if (c.source, c.block_length) == last), None)
-        if kept and self._pays(kept, plain) and best.goodput < kept.goodput * (1.0 + self._hysteresis):
-            return self._remember(state, Action(kept.source, kept.block_length, f"kept: {words}"))
-        return self._remember(state, Action(best.source, best.block_length, f"best: {words}"))
+        segment = self._segment(context.segment)
+        prices = self._prices.at(context.context_tokens)
+        step = prices.step
+        rate = max((segment.tokens + _PRIOR_STEPS) / (segment.seconds + _PRIOR_STEPS * step), 1.0 / step)
+        off = _Candidate(1.0 - rate * step, 1.0, step, NONE, 0)
+        lengths = self._prices.block_lengths
+        lengths = lengths[: bisect_left(lengths, context.tokens_left)]  # those that have room
+        found: dict[str, _Values] = {}
+        excluded: list[str] = []
+        self._offering.update(context.offers)
+        for source in context.sources if lengths else ():
+            draft = self._prices.draft(source, context.context_tokens)
+            if draft is None:
+                excluded.append(f"{source} (not timed)")
+            elif source not in context.offers:
+                found[source] = self._of_source(context.segment, source, lengths, draft, prices, rate)
+            elif context.offers[source].num_tokens:
+                found[source] = self._of_offer(context, source, lengths, prices, rate)
+            else:
+                excluded.append(f"{source} (nothing found)")
+        bests = sorted([values.best() for values in found.values()], reverse=True)
+        best = bests[0] if bests else off
+        least = off.value + self._minimum_gain
+        kind, chosen = ("best", best) if best.value >= least else ("off", off)
+        values = found.get(segment.source)
+        last = None if values is None else values.of_length(segment.block_length)
+        if last is not None and best.value > last.value >= max(least, best.value - self._hysteresis):
+            kind, chosen = "kept", last
+        tried = self._worth_trying(segment, context, found, chosen, prices, rate)
+        if tried is not None:
+            segment.budget -= max(0.0, chosen.value - tried.value)
+            kind, chosen = "explore", tried
+        segment.source, segment.block_length = chosen.source, chosen.block_length
+        reason = _reason(kind, chosen, bests, step, excluded)
+        return Action(chosen.source, chosen.block_length, reason, chosen.gain(step))
 
     def observe(self, outcome: BlockOutcome) -> None:
-        if outcome.action.block_length:
-            self._acceptance.add(outcome)
+        for settled in outcome.offers:
+            if outcome.request is not None:
+                self._acceptance.add_offer(outcome.request, settled)
+        action = outcome.action
+        segment = self._segment(outcome.segment)
+        segment.blocks += 1
+        segment.budget = min(segment.budget + self._exploration, _GRANT_STEPS + 100.0 * self._exploration)
+        if action.block_length:
+            if action.source not in self._offering:
+                self._acceptance.add(outcome)
+            segment.use(action.source)
+        seconds = self._prices.seconds(
+            action.source if action.source not in self._offering else NONE,
+            action.block_length,
+            outcome.num_draft_tokens,
+            outcome.context_tokens,
+        )
+        segment.tokens = _RATE_KEPT * segment.tokens + outcome.num_committed_tokens
+        segment.seconds = _RATE_KEPT * segment.seconds + seconds
 
-    def _state(self, segment: str) -> _SegmentState:
-        state = self._segments.pop(segment, None) or _SegmentState()
-        self._segments[segment] = state  # the newest last
+    def state(self) -> dict[str, Any]:
+        """What it has learned, as plain JSON values."""
+        return {
+            "acceptance": self._acceptance.state(),
+            "segments": {name: asdict(segment) for name, segment in self._segments.items()},
+            "offering": sorted(self._offering),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what another one had learned.
+
+        Raises:
+            ConfigurationError: this is no such state.
+        """
+        try:
+            segments = {name: _Segment(**values) for name, values in state["segments"].items()}
+            offering = set(state["offering"])
+            self._acceptance.restore(state["acceptance"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ConfigurationError(f"this is no state of policy {self.name!r}: {error!r}") from error
+        self._segments, self._offering = segments, offering
+
+    def _segment(self, name: str) -> _Segment:
+        segment = self._segments.pop(name, None) or _Segment()
+        self._segments[name] = segment  # the newest last
         if len(self._segments) > MAX_SEGMENTS:
             del self._segments[next(iter(self._segments))]
-        return state
+        return segment
 
-    def _candidates(self, context: BlockContext) -> list[_Prediction]:
-        """Everything but plain decoding."""
-        lengths = [k for k in self._costs.block_lengths if k < context.tokens_left]
-        if not lengths:
-            return []
-        verify = {k: self._costs.verify_seconds(k + 1, context.context_tokens) for k in (0, *lengths)}
-        return [p for source in context.sources for p in self._predict(context, source, lengths, verify)]
+    def _of_offer(
+        self, context: BlockContext, source: str, lengths: Sequence[int], prices: PriceList, rate: float
+    ) -> _Values:
+        """Blocks of a proposal that is there already: asking for it costs no more. A longer block has all of it."""
+        num_tokens = context.offers[source].num_tokens
+        committed = list(accumulate(self._acceptance.offer_survival(context, source), initial=1.0))
+        lengths = lengths[: bisect_left(lengths, num_tokens) + 1]
+        proposed = [min(length, num_tokens) for length in lengths]
+        return _Values(source, lengths, [committed[k] for k in proposed], [prices.verify[k] for k in proposed], rate)
 
-    def _pays(self, prediction: _Prediction, plain: float) -> bool:
-        """Is it worth leaving plain decoding? A block without a proposal is a plain step, so blocks with one decide."""
-        return prediction.goodput > plain and prediction.goodput_on_hit >= plain * (1.0 + self._minimum_gain)
+    def _of_source(
+        self,
+        segment: str,
+        source: str,
+        lengths: Sequence[int],
+        draft: Sequence[float],
+        prices: PriceList,
+        rate: float,
+    ) -> _Values:
+        accepted = list(accumulate(self._acceptance.survival(segment, source, lengths[-1]), initial=0.0))
+        hit_rate = self._acceptance.hit_rate(segment, source)
+        verify, miss_seconds = prices.verify, (1.0 - hit_rate) * prices.step
+        tokens = [1.0 + hit_rate * accepted[k] for k in lengths]
+        seconds = [time + hit_rate * verify[k] + miss_seconds for k, time in zip(lengths, draft, strict=False)]
+        return _Values(source, lengths, tokens, seconds, rate)
 
-    def _predict(
-        self, context: BlockContext, source: str, lengths: list[int], verify: dict[int, float]
-    ) -> Iterator[_Prediction]:
-        """One source at each block length. Args: verify: block length -> seconds of its verification."""
-        hit_rate = self._acceptance.hit_rate(context.segment, source)
-        committed = 1.0 + np.cumsum(self._acceptance.survival(context.segment, source, lengths[-1]))
-        for block_length in lengths:
-            draft = self._costs.draft_seconds(source, block_length, context.context_tokens)
-            if draft == math.inf:
+    def _worth_trying(
+        self,
+        segment: _Segment,
+        context: BlockContext,
+        found: Mapping[str, _Values],
+        chosen: _Candidate,
+        prices: PriceList,
+        rate: float,
+    ) -> _Candidate | None:
+        """Of the blocks that would be better than the chosen one if their source were as good as it may be, the best.
+
+        None where there are none, or where what it is expected to lose is beyond the budget.
+        """
+        least, verify = chosen.value + self._hysteresis, prices.verify
+        affordable = chosen.value - segment.budget
+        best: _Candidate | None = None
+        for source, values in found.items():
+            if source == chosen.source or source in context.offers or values.most < affordable:
                 continue
-            hit_tokens = float(committed[block_length - 1])
-            hit_seconds = draft + verify[block_length]
-            tokens = hit_rate * hit_tokens + (1.0 - hit_rate)
-            seconds = hit_rate * hit_seconds + (1.0 - hit_rate) * (draft + verify[0])
-            yield _Prediction(tokens / seconds, hit_tokens / hit_seconds, source, block_length)
+            survival = self._acceptance.optimistic_survival(
+                context.segment, source, values.lengths[-1], self._optimism, segment.evidence(source)
+            )
+            hoped = list(accumulate(survival, initial=1.0))
+            draft = self._prices.draft(source, context.context_tokens) or ()
+            hopeful = [
+                index
+                for index, (k, time) in enumerate(zip(values.lengths, draft, strict=False))
+                if values.values[index] >= affordable and hoped[k] - rate * (time + verify[k]) > least
+            ]
+            if hopeful:
+                each = values.at(max(hopeful, key=values.values.__getitem__))
+                best = each if best is None or each.value > best.value else best
+        return best
 
-    @staticmethod
-    def _remember(state: _SegmentState, action: Action) -> Action:
-        state.blocks_off = 0 if action.block_length else state.blocks_off + 1
-        state.action = action
-        return action
+
+class _Values:
+    """What one source's blocks are worth.
+
+    Args:
+        source: its name.
+        lengths: [n], block lengths, ascending.
+        tokens, seconds: [n], expected of such a block.
+        rate: tokens per second that the segment's time brings.
+    """
+
+    __slots__ = ("_seconds", "_source", "_tokens", "lengths", "most", "values")
+
+    def __init__(
+        self, source: str, lengths: Sequence[int], tokens: list[float], seconds: list[float], rate: float
+    ) -> None:
+        self._source, self.lengths, self._tokens, self._seconds = source, lengths, tokens, seconds
+        self.values = [num - rate * time for num, time in zip(tokens, seconds, strict=True)]
+        self.most = max(self.values)
+
+    def best(self) -> _Candidate:
+        return self.at(self.values.index(self.most))
+
+    def of_length(self, block_length: int) -> _Candidate | None:
+        return self.at(self.lengths.index(block_length)) if block_length in self.lengths else None
+
+    def at(self, index: int) -> _Candidate:
+        return _Candidate(
+            self.values[index], self._tokens[index], self._seconds[index], self._source, self.lengths[index]
+        )
+
+
+def _reason(kind: str, chosen: _Candidate, bests: list[_Candidate], step: float, excluded: Sequence[str]) -> str:
+    """What was done, the best of each source by predicted goodput relative to plain steps, and what was left out."""
+    shown = bests if kind in ("off", "best") else [chosen, *(each for each in bests if each is not chosen)]
+    words = ", ".join([f"{c.source}:{c.block_length} {c.gain(step):.2f}x" for c in shown[:3]])
+    text = f"{kind}: {words or 'nothing to choose from'}"
+    return f"{text}; left out: {', '.join(excluded)}" if excluded else text

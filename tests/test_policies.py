@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,7 @@ import pytest
 from autospec.certify.cases import POLICIES
 from autospec.controller import Controller
 from autospec.errors import ConfigurationError, ExactnessError
-from autospec.policies import Fixed, Goodput, make_policy
+from autospec.policies import Fixed, make_policy
 from autospec.policies.acceptance import AcceptanceModel
 from autospec.types import OFF, Action, BlockContext, BlockOutcome, RequestContext
 
@@ -161,78 +159,11 @@ class TestAcceptanceModel:
         (lambda: AcceptanceModel(discount=3), "discount=3"),
         (lambda: AcceptanceModel(strength=-1), "strength=-1"),
         (lambda: AcceptanceModel(prior_acceptance=float("nan")), "prior_acceptance=nan"),
-        (lambda: Goodput(Costs(), probe_every=0), "probe_every=0"),
-        (lambda: Goodput(Costs(), hysteresis=float("nan")), "hysteresis=nan"),
     ],
 )
 def test_settings_out_of_range_are_refused(make: Any, setting: str) -> None:
     with pytest.raises(ConfigurationError, match=setting):
         make()
-
-
-class TestGoodput:
-    def test_memory_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for module in ("goodput", "acceptance"):
-            monkeypatch.setattr(f"autospec.policies.{module}.MAX_SEGMENTS", 10)
-        policy = Goodput(Costs())
-        for number in range(50):
-            live(policy, 0.9, 3, where=context(f"segment {number}"))
-        assert len(policy._segments) == 10
-        assert len(policy._acceptance._by_segment) == 10
-        assert "segment 49" in policy._segments
-
-    def test_long_blocks_when_everything_is_accepted(self) -> None:
-        assert Counter(a.label for a in live(Goodput(Costs()), 0.98, 200)[100:]).most_common(1)[0][0] == "ngram:16"
-
-    def test_a_slow_draft_of_middling_quality_ends_off_within_30_blocks(self) -> None:
-        """A draft as expensive as half the target, accepted 30 % of the time."""
-        policy = Goodput(Costs(draft_per_token=0.020))
-        actions = live(policy, 0.3, 200, where=context(sources=("assistant",)))
-        assert sum(a.block_length > 0 for a in actions[:30]) <= 12
-        assert sum(a.block_length > 0 for a in actions[30:]) <= 0.05 * 170  # probes
-        assert "off: best is" in actions[29].reason or "probe" in actions[29].reason
-
-    def test_goodput_decides_not_acceptance(self) -> None:
-        """A draft that is always right but slow loses to one that is half right and free."""
-        policy = Goodput(Costs(draft_per_token=0.040))
-        both = context(sources=("assistant", "ngram"))
-        rng = np.random.default_rng(0)
-        chosen = Counter[str]()
-        for _ in range(300):
-            action = policy.choose(both)
-            k = action.block_length
-            accepted = k if action.source == "assistant" else int(np.cumprod(rng.random(k) < 0.5).sum())
-            policy.observe(BlockOutcome("s", action, 100, k, min(k, accepted + 1), accepted, accepted + 1))
-            chosen[action.source] += 1
-        assert chosen["ngram"] > 250
-
-    def test_acceptance_that_returns_is_found_again(self) -> None:
-        policy = Goodput(Costs(per_token=0.005), probe_every=32)
-        live(policy, 0.0, 200)
-        late = live(policy, 0.95, 400, seed=1)
-        assert sum(a.block_length > 0 for a in late[-100:]) >= 95
-
-    def test_probing_has_a_bounded_price(self) -> None:
-        policy = Goodput(Costs(per_token=0.005), probe_every=48)
-        actions = live(policy, 0.0, 2000)
-        assert sum(a.block_length > 0 for a in actions[100:]) <= 1900 / 48 + 1
-
-    def test_few_switches_when_the_optimum_lies_between_two_lengths(self) -> None:
-        actions = live(Goodput(Costs(per_token=0.004)), 0.72, 3000)[1000:]
-        switches = sum(a.label != b.label for a, b in pairwise(actions))
-        assert switches / 2 <= 40  # per 1,000 blocks
-
-    def test_segments_are_kept_apart(self) -> None:
-        policy = Goodput(Costs(per_token=0.004))
-        live(policy, 0.95, 150, where=context("copying"))
-        live(policy, 0.02, 150, where=context("creative"))
-        assert policy.choose(context("copying")).block_length >= 8
-        assert policy.choose(context("creative")).block_length == 0
-
-    def test_near_the_end_only_what_still_fits(self) -> None:
-        policy = Goodput(Costs())
-        assert policy.choose(context(left=1)) is OFF
-        assert policy.choose(context(left=3)).block_length <= 2
 
 
 class TestController:

@@ -22,8 +22,19 @@ from autospec.drafts.ngram import NGram
 from autospec.drafts.pool import SuffixPool
 from autospec.drafts.suffix import Suffix
 from autospec.policies.base import Policy
+from autospec.policies.epsilon_greedy import EpsilonGreedy
+from autospec.policies.exp3 import Exp3
 from autospec.policies.fixed import Fixed
 from autospec.policies.goodput import Goodput
+from autospec.policies.guard import Guard
+from autospec.policies.hedge import Hedge
+from autospec.policies.linucb import LinUCB
+from autospec.policies.registry import build_policy
+from autospec.policies.thompson import Thompson
+from autospec.policies.transformers_constant import TransformersConstant
+from autospec.policies.transformers_heuristic import TransformersHeuristic
+from autospec.policies.tuned import make_tuned
+from autospec.policies.ucb import UCB
 from autospec.types import OFF, Action, BlockContext, BlockOutcome
 
 SAMPLING = ("maximal", "paired")
@@ -34,6 +45,10 @@ class Costs:
     """Made-up seconds, under which every action is worth trying."""
 
     block_lengths: tuple[int, ...] = (1, 2, 3)
+    version: int = 0
+
+    def is_extrapolated(self, num_tokens: int, context_tokens: int, source: str | None = None) -> bool:
+        return False
 
     def verify_seconds(self, num_tokens: int, context_tokens: int) -> float:
         return 1.0 + 0.05 * num_tokens
@@ -75,12 +90,49 @@ class FollowingAcceptance:
         self._block_length = outcome.num_committed_tokens
 
 
+def _timed(policy: Policy) -> Policy:
+    """The policy itself, which is told made-up seconds: every branch must meet the same policy in the same state."""
+    observe, costs = policy.observe, Costs()
+
+    def observe_made_up(outcome: BlockOutcome) -> None:
+        action, context = outcome.action, outcome.context_tokens
+        observe(
+            replace(
+                outcome,
+                draft_seconds=costs.draft_seconds(action.source, action.block_length, context),
+                verify_seconds=costs.verify_seconds(outcome.num_draft_tokens + 1, context),
+                correction_seconds=0.0,
+                emission_seconds=0.0,
+            )
+        )
+
+    setattr(policy, "observe", observe_made_up)  # noqa: B010  # its class stays what it is
+    return policy
+
+
+_TUNED = {
+    "format": "autospec-policy",
+    "version": 1,
+    "default": {"source": "none", "block_length": 0},
+    "segments": {"certified": {"policy": "ucb", "settings": {"width": 2.0}}},
+}
+
 POLICIES: dict[str, Callable[[], Policy]] = {
     "off": Fixed,
     "fixed": lambda: Fixed("assistant", block_length=2),
-    "auto": lambda: Goodput(Costs(), probe_every=2),
+    "goodput": lambda: Goodput(Costs(), exploration=1.0),
+    "auto": lambda: _timed(Guard(Goodput(Costs(), exploration=1.0), Costs(), control_share=0.2, error_rate=0.9)),
     "switching": lambda: Switching(Action("assistant", 2), OFF, Action("ngram", 3), Action("assistant", 1)),
     "following": lambda: FollowingAcceptance("assistant"),
+    "epsilon_greedy": lambda: _timed(EpsilonGreedy(Costs(), epsilon=0.5)),
+    "ucb": lambda: _timed(UCB(Costs())),
+    "thompson": lambda: _timed(Thompson(Costs())),
+    "exp3": lambda: _timed(Exp3(Costs())),
+    "linucb": lambda: _timed(LinUCB(Costs())),
+    "hedge": lambda: _timed(Hedge(Costs())),
+    "transformers_constant": lambda: TransformersConstant("assistant", num_assistant_tokens=2),
+    "transformers_heuristic": lambda: TransformersHeuristic("assistant", num_assistant_tokens=1),
+    "tuned": lambda: _timed(make_tuned(_TUNED, lambda name, settings: build_policy(name, settings, Costs))),
 }
 
 

@@ -1,0 +1,112 @@
+"""What is counted of one draft source in one segment: plain numbers, as they are read and changed in every block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from autospec.policies.confidence import NUM_FEATURES
+
+MAX_POSITIONS = 16
+"""Positions that are told apart; what lies beyond is taken to fare as the last."""
+
+_LATE_KEPT = 0.85  # of the latest blocks, at each new one
+_LATE_LEAST = 2.0  # draft tokens
+_DEVIATIONS = 3.5  # that the latest blocks must differ by
+
+
+@dataclass(slots=True)
+class Counts:
+    """Discounted counts of blocks and draft tokens, and what the offers were like.
+
+    `at_risk[j]` counts blocks in which position j + 1 was judged, `accepted[j]` those in which it was accepted.
+    """
+
+    at_risk: list[float] = field(default_factory=lambda: [0.0] * MAX_POSITIONS)
+    accepted: list[float] = field(default_factory=lambda: [0.0] * MAX_POSITIONS)
+    asked: float = 0.0  # blocks in which a proposal was asked for
+    proposed: float = 0.0  # of those, blocks with at least one draft token
+    features: list[float] = field(default_factory=lambda: [0.0] * NUM_FEATURES)  # their mean
+    score: float = 0.0  # mean of the scores' logits
+    seen: float = 0.0  # weight of these means
+    late_judged: float = 0.0  # draft tokens of the latest blocks
+    late_accepted: float = 0.0
+    judged_tokens: float = 0.0  # sums over the positions
+    accepted_tokens: float = 0.0
+
+    def add(self, num_draft: int, num_judged: int, num_accepted: int, discount: float) -> None:
+        """One block."""
+        self.at_risk = [discount * count for count in self.at_risk]
+        self.accepted = [discount * count for count in self.accepted]
+        num_judged, num_accepted = min(num_judged, MAX_POSITIONS), min(num_accepted, MAX_POSITIONS)
+        for position in range(num_judged):
+            self.at_risk[position] += 1.0
+        for position in range(num_accepted):
+            self.accepted[position] += 1.0
+        self.judged_tokens = discount * self.judged_tokens + num_judged
+        self.accepted_tokens = discount * self.accepted_tokens + num_accepted
+        self.asked = self.asked * discount + 1.0
+        self.proposed = self.proposed * discount + (num_draft > 0)
+
+    def notice_change(self, num_judged: int, num_accepted: int) -> None:
+        """Go on from the latest blocks alone, where they contradict the others."""
+        self.late_judged = _LATE_KEPT * self.late_judged + num_judged
+        self.late_accepted = _LATE_KEPT * self.late_accepted + num_accepted
+        judged, late = self.judged_tokens, self.late_judged
+        if late < _LATE_LEAST or judged <= late:
+            return
+        rate = min(max(self.accepted_tokens / judged, 0.02), 0.98)
+        late_rate = self.late_accepted / late
+        if abs(late_rate - rate) > _DEVIATIONS * math.sqrt(rate * (1.0 - rate) / late):
+            share = late / judged
+            self.at_risk = [share * count for count in self.at_risk]
+            self.accepted = [late_rate * count for count in self.at_risk]
+            self.judged_tokens *= share
+            self.accepted_tokens = late_rate * self.judged_tokens
+            self.asked *= share
+            self.proposed *= share
+
+    def add_features(self, values: Sequence[float], scores: Sequence[float] | None, discount: float) -> None:
+        """Of an offer that was judged."""
+        self.seen = self.seen * discount + 1.0
+        self.features = [mean + (value - mean) / self.seen for mean, value in zip(self.features, values, strict=True)]
+        if scores is not None:
+            self.score += (sum(scores) / len(scores) - self.score) / self.seen
+
+    def state(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        used = max((position + 1 for position, count in enumerate(self.at_risk) if count), default=0)
+        return {
+            "at_risk": self.at_risk[:used],
+            "accepted": self.accepted[:used],
+            "asked": self.asked,
+            "proposed": self.proposed,
+            "features": list(self.features),
+            "score": self.score,
+            "seen": self.seen,
+            "late": [self.late_judged, self.late_accepted],
+        }
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> Counts:
+        """Raises: ValueError, TypeError, KeyError, IndexError: this is no such state."""
+        counts = cls(
+            asked=float(state["asked"]),
+            proposed=float(state["proposed"]),
+            features=[float(value) for value in state["features"]],
+            score=float(state["score"]),
+            seen=float(state["seen"]),
+            late_judged=float(state["late"][0]),
+            late_accepted=float(state["late"][1]),
+        )
+        pairs = list(zip(state["at_risk"], state["accepted"], strict=True))
+        if len(counts.features) != NUM_FEATURES or len(pairs) > MAX_POSITIONS:
+            raise ValueError("counts of another shape")
+        for position, (at_risk, accepted) in enumerate(pairs):
+            if not 0.0 <= accepted <= at_risk + 1e-9:
+                raise ValueError("counts that contradict each other")
+            counts.at_risk[position], counts.accepted[position] = float(at_risk), float(accepted)
+        counts.judged_tokens, counts.accepted_tokens = sum(counts.at_risk), sum(counts.accepted)
+        return counts

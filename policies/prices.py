@@ -1,0 +1,78 @@
+"""What blocks cost, looked up from the cost estimates once for contexts of about the same length."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from autospec.policies.base import CostEstimates
+
+_CONTEXT_TOKENS = 64
+"""Contexts that differ by less are priced alike."""
+
+_MOST = 4096
+"""Price lists kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class PriceList:
+    """Seconds at one length of context."""
+
+    verify: list[float]  # [longest block + 1], by draft tokens verified
+    draft: dict[str, list[float] | None]  # [block lengths] by source; None where it cannot be used
+
+    @property
+    def step(self) -> float:
+        """A plain step."""
+        return self.verify[0]
+
+
+class Prices:
+    """Price lists of a device, made anew when its estimates change.
+
+    Args:
+        costs: estimates; their `version`, if they have one, grows whenever they change.
+    """
+
+    def __init__(self, costs: CostEstimates) -> None:
+        self._costs = costs
+        self._lists: dict[int, PriceList] = {}
+        self._version: object = None
+        self.block_lengths = list(costs.block_lengths)
+
+    def at(self, context_tokens: int) -> PriceList:
+        """Prices after so many committed tokens. Draft sources are added to it as they are asked for."""
+        version = getattr(self._costs, "version", 0)
+        if version != self._version or len(self._lists) > _MOST:
+            self._lists, self._version = {}, version
+        key = context_tokens // _CONTEXT_TOKENS
+        prices = self._lists.get(key)
+        if prices is None:
+            longest = self.block_lengths[-1] if self.block_lengths else 0
+            context = _typical(context_tokens)
+            verify = [self._costs.verify_seconds(width, context) for width in range(1, longest + 2)]
+            prices = self._lists[key] = PriceList(verify, {})
+        return prices
+
+    def draft(self, source: str, context_tokens: int) -> list[float] | None:
+        """[block lengths], seconds of one proposal; None where the source cannot be used."""
+        prices = self.at(context_tokens)
+        if source not in prices.draft:
+            context = _typical(context_tokens)
+            seconds = [self._costs.draft_seconds(source, length, context) for length in self.block_lengths]
+            prices.draft[source] = None if math.inf in seconds else seconds
+        return prices.draft[source]
+
+    def seconds(self, source: str, block_length: int, num_draft_tokens: int, context_tokens: int) -> float:
+        """A block as it was: so many tokens asked for, so many proposed."""
+        verify = self.at(context_tokens).verify
+        proposed = verify[min(num_draft_tokens, len(verify) - 1)]
+        draft = self.draft(source, context_tokens) if block_length else None
+        if not draft:
+            return proposed
+        return proposed + draft[min(bisect_left(self.block_lengths, block_length), len(draft) - 1)]
+
+
+def _typical(context_tokens: int) -> int:
+    return context_tokens // _CONTEXT_TOKENS * _CONTEXT_TOKENS + _CONTEXT_TOKENS // 2

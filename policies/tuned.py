@@ -1,0 +1,148 @@
+"""A policy for each segment, as `autospec tune` found it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from autospec.errors import ConfigurationError
+from autospec.policies.base import Policy
+from autospec.policies.reading import reading_state
+from autospec.types import Action, BlockContext, BlockOutcome, RequestContext
+
+FORMAT = "autospec-policy"
+VERSION = 1
+_FIELDS = {"format", "version", "default", "segments", "made"}
+
+Build = Callable[[str, Mapping[str, Any]], Policy]
+"""From a policy's name and settings to the policy."""
+
+
+class Tuned:
+    """Leaves each segment to its own policy, and every other segment to the default.
+
+    Args:
+        default: chooses for segments that have no policy of their own.
+        segments: policies by segment.
+        contents: what both were made from, see `read_tuned`.
+    """
+
+    name = "tuned"
+
+    def __init__(self, default: Policy, segments: Mapping[str, Policy], contents: Mapping[str, Any]) -> None:
+        self.default = default
+        self.segments = dict(segments)
+        self.settings: dict[str, object] = dict(contents)
+        self.wants_offers = any(getattr(policy, "wants_offers", False) for _, policy in self.parts())
+
+    def parts(self) -> Iterator[tuple[str, Policy]]:
+        """Each policy inside, with the field of the file that says it."""
+        yield "default", self.default
+        yield from ((f"segments.{segment}", policy) for segment, policy in self.segments.items())
+
+    def is_control(self, request: RequestContext) -> bool:
+        takes = getattr(self._of(request.segment), "is_control", None)
+        return bool(takes(request)) if takes is not None else False
+
+    def choose(self, context: BlockContext) -> Action:
+        return self._of(context.segment).choose(context)
+
+    def observe(self, outcome: BlockOutcome) -> None:
+        self._of(outcome.segment).observe(outcome)
+
+    def _of(self, segment: str) -> Policy:
+        return self.segments.get(segment, self.default)
+
+    def state(self) -> dict[str, Any]:
+        """What the policies inside have learned, as plain JSON values."""
+        return {
+            "parts": [
+                [field, learned() if (learned := getattr(policy, "state", None)) is not None else None]
+                for field, policy in self.parts()
+            ]
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what the policies of another one had learned.
+
+        Raises:
+            ConfigurationError: this is no such state, or that of a policy with other segments.
+        """
+        with reading_state(self.name, state, ("parts",)):
+            learned = dict(state["parts"])
+            learning = {field for field, policy in self.parts() if hasattr(policy, "restore")}
+            if set(learned) != {field for field, _ in self.parts()}:
+                raise ValueError(f"it is of {', '.join(learned)}")
+            if learning != {field for field, part in learned.items() if part is not None}:
+                raise ValueError(f"{', '.join(sorted(learning)) or 'nothing'} learns here")
+        for field, policy in self.parts():
+            if (restore := getattr(policy, "restore", None)) is not None:
+                restore(learned[field])
+
+
+def read_tuned(file: str | Path, build: Build) -> Tuned:
+    """The policy in a JSON file.
+
+    The file holds `format`, `version`, `default` and, where there is need, `segments` (by segment) and `made` (how it
+    came about). A policy is either `{"source": ..., "block_length": ...}` or `{"policy": name, "settings": {...}}`.
+
+    Raises:
+        ConfigurationError: the file cannot be read or is no such file; it names the file and the field.
+    """
+    try:
+        contents = json.loads(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"policy file {file}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"policy file {file}: no JSON: {error}") from error
+    return make_tuned(contents, build, origin=f"policy file {file}")
+
+
+def make_tuned(contents: Any, build: Build, *, origin: str = "tuned policy") -> Tuned:
+    """The policy that such a file's contents say. Args: origin: what messages begin with.
+
+    Raises:
+        ConfigurationError: they are not such contents.
+    """
+    if not isinstance(contents, Mapping):
+        raise ConfigurationError(f"{origin}: an object is needed, not {type(contents).__name__}")
+    if unknown := sorted(set(map(str, contents)) - _FIELDS):
+        raise ConfigurationError(f"{origin}: unknown field {unknown[0]!r}: known are {', '.join(sorted(_FIELDS))}")
+    if contents.get("format") != FORMAT:
+        raise ConfigurationError(f"{origin}: format: {FORMAT!r} is needed, not {contents.get('format')!r}")
+    version = contents.get("version")
+    if type(version) is not int or version != VERSION:
+        raise ConfigurationError(f"{origin}: version: this autospec reads version {VERSION}, not {version!r}")
+    for field in ("segments", "made"):
+        if not isinstance(contents.get(field, {}), Mapping):
+            raise ConfigurationError(f"{origin}: {field}: an object is needed, not {contents[field]!r:.60}")
+    if "default" not in contents:
+        raise ConfigurationError(f"{origin}: default: it is missing")
+    default = _make_part(contents["default"], build, f"{origin}: default")
+    segments = {
+        segment: _make_part(part, build, f"{origin}: segments.{segment}")
+        for segment, part in contents.get("segments", {}).items()
+    }
+    return Tuned(default, segments, contents)
+
+
+def _make_part(part: Any, build: Build, where: str) -> Policy:
+    if not isinstance(part, Mapping) or not (set(part) == {"source", "block_length"} or "policy" in part):
+        raise ConfigurationError(
+            f'{where}: {{"source": ..., "block_length": ...}} or {{"policy": ..., "settings": {{...}}}} is needed, '
+            f"not {part!r:.80}"
+        )
+    if "policy" not in part:
+        name, settings = "fixed", dict(part)
+    else:
+        name, settings = part["policy"], part.get("settings", {})
+        if unknown := sorted(set(part) - {"policy", "settings"}):
+            raise ConfigurationError(f"{where}: unknown field {unknown[0]!r}: known are policy, settings")
+        if name == Tuned.name:
+            raise ConfigurationError(f"{where}: policy: a tuned policy cannot be inside another one")
+    try:
+        return build(name, settings)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{where}: {error}") from error
