@@ -2,25 +2,49 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from autospec.errors import ConfigurationError, ExactnessError
 from autospec.notices import warn
 from autospec.policies.base import Policy
-from autospec.types import NONE, OFF, Action, BlockContext, BlockOutcome
+from autospec.types import NONE, OFF, Action, BlockContext, BlockOutcome, RequestContext
 
 NEVER_ACCEPTED_TOKENS = 100
 
 
 class Controller:
-    """Chooses before each block and learns after it; calls from several threads are put in a row."""
+    """Chooses before each block and learns after it; calls from several threads are put in a row.
 
-    def __init__(self, policy: Policy) -> None:
+    Args:
+        policy: chooses.
+        control_share: share of the requests that are controls, chosen at random; None: as the policy has it.
+    """
+
+    def __init__(self, policy: Policy, control_share: float | None = None) -> None:
         self._policy = policy
+        self._control_share = control_share
+        self._random = random.Random()
         self._lock = threading.Lock()
         self._judged: Counter[str] = Counter()
         self._accepted: Counter[str] = Counter()
+
+    @property
+    def wants_offers(self) -> bool:
+        return bool(getattr(self._policy, "wants_offers", False))
+
+    def is_control(self, request: RequestContext) -> bool:
+        if self._control_share is not None:
+            return self._random.random() < self._control_share
+        takes = getattr(self._policy, "is_control", None)
+        if takes is None:
+            return False
+        with self._lock:
+            return bool(takes(request))
 
     def choose(self, context: BlockContext) -> Action:
         with self._lock:
@@ -30,7 +54,27 @@ class Controller:
             raise ConfigurationError(
                 f"policy {self._policy.name!r} chose {shown}: an Action with a block length of at least 0 is needed"
             )
-        return action if action.source != NONE else OFF
+        is_plain = action.source == NONE or action.block_length == 0
+        return replace(OFF, reason=action.reason) if is_plain else action
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether the policy can be asked for what it has learned, and go on from it."""
+        return callable(getattr(self._policy, "state", None)) and callable(getattr(self._policy, "restore", None))
+
+    def state(self) -> Any:
+        """What the policy has learned, between two blocks. Only where it `can_resume`."""
+        with self._lock:
+            return self._policy.state()  # type: ignore[attr-defined]
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Have the policy go on from such a state. Only where it `can_resume`.
+
+        Raises:
+            ConfigurationError: the policy does not know this state.
+        """
+        with self._lock:
+            self._policy.restore(state)  # type: ignore[attr-defined]
 
     def observe(self, outcome: BlockOutcome) -> None:
         """Pass on what a block did, once it is certain that asked, drafted and counted agree."""

@@ -95,6 +95,7 @@ class Decoder:
             max_new_tokens=int(generation_config.max_length) - self.prompt_tokens,
             do_sample=do_sample,
             sources=tuple(self._sources),
+            temperature=_temperature(generation_config) if do_sample else 0.0,
         )
         draft_request = DraftRequest(
             device=input_ids.device,
@@ -138,6 +139,10 @@ class Decoder:
         answer.end_stream()
         loop.learn(self.output_tokens)
         return answer.output(target.finish())
+
+
+def _temperature(config: GenerationConfig) -> float:
+    return float(config.temperature) if config.temperature is not None else 1.0
 
 
 def _without_padding(input_ids: Tensor, attention_mask: Tensor | None) -> list[int]:

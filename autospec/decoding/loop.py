@@ -6,6 +6,7 @@ Source: Leviathan et al. 2023 and Chen et al. 2023 for the scheme; docs/exactnes
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from autospec.decoding.answer import Answer
+from autospec.decoding.offers import Offers
 from autospec.decoding.tally import Stopwatch, Tally
 from autospec.decoding.target import TargetSession
 from autospec.decoding.verification import Committed, Verification
@@ -21,11 +23,25 @@ from autospec.drafts.base import DraftRequest, DraftSession, DraftSource, Propos
 from autospec.errors import ConfigurationError, DraftError, ExactnessError
 from autospec.notices import warn
 from autospec.randomness import spared
-from autospec.types import NONE, OFF, Action, BlockContext, BlockOutcome, RequestContext
+from autospec.types import NONE, OFF, Action, BlockContext, BlockOutcome, Offer, RequestContext
+
+MAX_OFFER = 16
+"""Tokens that retrieval sources are asked for before a choice; a longer block asks again."""
+
+
+CONTROL = Action(reason="control")
+NO_ROOM = "off: one token is left"
 
 
 class Chooser(Protocol):
     """Picks an action before each block and learns what came of it."""
+
+    @property
+    def wants_offers(self) -> bool:
+        """Are retrieval sources to be asked before each choice?"""
+
+    def is_control(self, request: RequestContext) -> bool:
+        """Is this request to be decoded plainly throughout, to measure what speed-up means?"""
 
     def choose(self, context: BlockContext) -> Action:
         """The action for the next block."""
@@ -71,6 +87,9 @@ class Loop:
         self._learning: dict[str, Any] = {name: s for name, s in sources.items() if callable(getattr(s, "learn", None))}
         self._sessions: dict[str, DraftSession] = {}
         self._seeing = {name: layers for name, s in sources.items() if (layers := hidden_layers_of(s))}
+        self._retrieval = [name for name, s in sources.items() if getattr(s, "is_retrieval", False)]
+        self._offers = Offers()
+        self._offered: dict[str, tuple[Proposal, float]] = {}  # before this block: what, and seconds of asking
         target.hidden_layers = self._wanted_layers()
         self._request = request
         self._draft_request = draft_request
@@ -86,13 +105,15 @@ class Loop:
             if failure := getattr(source, "failure", None):
                 self._switch_off(name, DraftError(failure))
         input_ids = self._answer.tokens.on_device
+        self.tally.is_control = self._chooser.is_control(self._request)
+        if self.tally.is_control:
+            self._see_nothing()
         logits = self._target.prefill(input_ids)
         self.tally.prefill_seconds = self._watch.lap()
         if self._sources and (why := self._target.why_no_speculation or self._why_no_room()):
             self._note(f"decoded plainly: {why}")
             self._sources.clear()
-            self._seeing.clear()
-            self._target.hidden_layers = ()
+            self._see_nothing()
         self._decode_block(logits, Proposal(), input_ids)
         self._watch.lap()
         with self._target.decoding():
@@ -109,17 +130,10 @@ class Loop:
 
     def _block(self) -> None:
         """One block: draft up to k tokens, verify them in one target forward, commit."""
-        context = BlockContext(
-            request=self._request,
-            context_tokens=len(self._text),
-            output_tokens=self._answer.num_tokens,
-            sources=tuple(self._sources),
-        )
-        with self._own_noise():
-            action = self._possible(self._chooser.choose(context), context)
+        context, action = self._choose()
         self._watch.lap()
         proposal = self._propose(action)
-        draft_seconds = self._watch.lap()
+        draft_seconds = self._watch.lap() + self._offered.get(action.source, (proposal, 0.0))[1]
         num_draft = len(proposal.tokens)
         input_ids = self._answer.tokens.followed_by(proposal.tokens)
         logits = self._target.forward(input_ids, num_draft)
@@ -138,38 +152,84 @@ class Loop:
             correction_seconds=self._watch.lap() - committed.emission_seconds,
             emission_seconds=committed.emission_seconds,
             catch_up_seconds=proposal.catch_up_seconds,
+            request=self._request,
+            offers=self._offers.settle(self._text, is_finished=self._answer.is_finished),
         )
         self.tally.add(outcome)
         with self._own_noise():
             self._chooser.observe(outcome)
 
+    def _choose(self) -> tuple[BlockContext, Action]:
+        """What is known before the block, and what is done in it."""
+        self._offered = {}
+        wants_offers = self._chooser.wants_offers and not self.tally.is_control
+        offers = {name: offer for name in self._retrieval if (offer := self._ask(name))} if wants_offers else {}
+        context = BlockContext(
+            request=self._request,
+            context_tokens=len(self._text),
+            output_tokens=self._answer.num_tokens,
+            sources=tuple(self._sources),
+            offers=offers,
+        )
+        if self.tally.is_control:
+            return context, CONTROL
+        with self._own_noise():
+            return context, self._possible(self._chooser.choose(context), context)
+
+    def _ask(self, name: str) -> Offer | None:
+        """What a retrieval source would propose; None where there is no room, or it is switched off."""
+        length = min(MAX_OFFER, self._room())
+        if length < 1 or name not in self._sources:
+            return None
+        started = time.perf_counter()
+        proposal = self._drafted(name, length)
+        if name not in self._sources:  # it failed
+            return None
+        self._offered[name] = (proposal, time.perf_counter() - started)
+        return self._offers.add(name, proposal, len(self._text), self._answer.num_tokens)
+
+    def _room(self) -> int:
+        """Draft tokens that a block may have: the last of those left needs none, as the target's own token follows."""
+        num_tokens = self._answer.num_tokens
+        return min(
+            self._request.max_new_tokens - num_tokens - 1,
+            self._last_position - self._target.prefill_length - num_tokens,
+        )
+
     def _possible(self, chosen: Action, context: BlockContext) -> Action:
         """The chosen action as far as it can be done now; what is asked, drafted and recorded then agree."""
-        # the last of the tokens left needs no draft: the target's own token follows every accepted one
-        room = self._last_position - self._target.prefill_length - context.output_tokens
-        block_length = min(chosen.block_length, context.tokens_left - 1, room)
+        block_length = min(chosen.block_length, self._room())
         if chosen.source not in (NONE, *self._request.sources):
             usable = ", ".join([NONE, *context.sources])
             raise ConfigurationError(f"the policy chose draft source {chosen.source!r}: usable here are {usable}")
+        if chosen.block_length == 0:
+            return chosen
         if block_length < 1 or chosen.source not in self._sources:
-            return OFF
+            return replace(OFF, reason=NO_ROOM if block_length < 1 else "off: its source is switched off")
         return chosen if block_length == chosen.block_length else replace(chosen, block_length=block_length)
 
     def _propose(self, action: Action) -> Proposal:
         if action.block_length == 0:
             return Proposal()
-        block_length = action.block_length
+        offered, _ = self._offered.get(action.source, (None, 0.0))
+        if offered is None or len(offered.tokens) == MAX_OFFER < action.block_length:
+            return self._drafted(action.source, action.block_length)
+        length = action.block_length
+        return replace(offered, tokens=offered.tokens[:length], scores=offered.scores[:length])
+
+    def _drafted(self, source: str, block_length: int) -> Proposal:
+        """What a source proposes; nothing where it fails, and it is then switched off."""
         try:
             with self._own_noise():
-                proposal = self._session(action.source).propose(self._text, block_length)
+                proposal = self._session(source).propose(self._text, block_length)
             proposal = self._checked(proposal, block_length)
             for note in proposal.notes:
-                self._note(f"{action.source}: {note}")
+                self._note(f"{source}: {note}")
             return proposal
         except Exception as error:  # a draft never decides what is said, so few may end a request
             if self._request.do_sample and not self._draft_request.is_paired and not isinstance(error, DraftError):
                 raise  # it may follow from a token drawn just now, and dropping that one would depend on its own draw
-            self._switch_off(action.source, error)
+            self._switch_off(source, error)
             return Proposal()
 
     def _session(self, name: str) -> Any:
@@ -193,6 +253,10 @@ class Loop:
         self._sessions.pop(name, None)
         if self._seeing.pop(name, None):
             self._target.hidden_layers = self._wanted_layers()
+
+    def _see_nothing(self) -> None:
+        self._seeing.clear()
+        self._target.hidden_layers = ()
 
     def _wanted_layers(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys(layer for layers in self._seeing.values() for layer in layers))

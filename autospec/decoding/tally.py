@@ -68,6 +68,7 @@ class Tally(BlockSums):
     """What a request did so far. Its drafting seconds hold the catch-up, which belongs to no action."""
 
     prefill_seconds: float = 0.0
+    is_control: bool = False  # decoded plainly, to measure what speed-up means
     acceptance_lengths: Counter[int] = field(default_factory=Counter)
     actions: Counter[str] = field(default_factory=Counter)
     decisions: Counter[str] = field(default_factory=Counter)  # label and kind of reason

@@ -47,6 +47,7 @@ class Proposal:
     catch_up_seconds: float = 0.0  # spent on tokens committed by other sources; not part of drafting
     notes: Sequence[str] = ()  # what went wrong and was worked around, for the request's record
     scores: Sequence[float] = ()  # [k], for each token how likely it and all before it are, as the source sees it
+    match_length: int = 0  # last committed tokens that were found again, of sources that look for them
 
 
 class DraftSession(Protocol):
@@ -88,6 +89,9 @@ class DraftSource(Protocol):
 
     It may also have a method `learn(request: DraftRequest, answer: Sequence[int])`, which is called with the tokens of
     every answer that has ended.
+
+    It may have `is_retrieval` = True: its drafts follow from the committed tokens alone, cost next to nothing, and the
+    beginning of a draft is one, too. Policies may then know what it would propose before they choose.
 
     It may have `failure`, why it will not draft: it is then off in every request, with this in the record.
 

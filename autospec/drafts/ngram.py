@@ -34,6 +34,7 @@ class NGram:
     """
 
     name = "ngram"
+    is_retrieval = True
 
     def __init__(
         self,
@@ -118,7 +119,8 @@ class NGramSession:
             start = self._index.find(tuple(committed[-size:])) if len(committed) >= size else None
             if start is not None:
                 trusted = block_length if self._tokens_per_match is None else size * self._tokens_per_match
-                return Proposal(self._continuation(committed, start, min(block_length, trusted)))
+                tokens = self._continuation(committed, start, min(block_length, trusted))
+                return Proposal(tokens, match_length=size)
         return Proposal()
 
     def _extend(self, committed: Sequence[int]) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _ALL = ""  # the pool of all segments together
+_Draft = tuple[list[int], list[float], int]  # tokens, their scores, length of the match
 MAX_SEGMENT_POOLS = 64
 
 
@@ -45,6 +46,7 @@ class Suffix:
     """
 
     name = "suffix"
+    is_retrieval = True
 
     def __init__(
         self,
@@ -140,14 +142,19 @@ class SuffixSession:
     def propose(self, committed: Sequence[int], block_length: int) -> Proposal:
         self._automaton.extend(committed[self._automaton.num_tokens :])
         found = [self._here(block_length), *(self._in(index, committed, block_length) for index in self._indexes)]
-        tokens, scores = max(found, key=lambda draft: sum(draft[1]))
+        tokens, scores, match_length = max(found, key=lambda draft: sum(draft[1]))
         tokens = with_logits(tokens, self._vocab_size)
-        return Proposal(tokens, scores=scores[: len(tokens)])
+        return Proposal(tokens, scores=scores[: len(tokens)], match_length=match_length)
 
-    def _here(self, block_length: int) -> tuple[list[int], list[float]]:
+    def _here(self, block_length: int) -> _Draft:
         longest = next(iter(self._automaton.matches(self._min_match)), None)
-        return self._automaton.continuation(longest[0], block_length, self._min_score) if longest else ([], [])
+        if longest is None:
+            return [], [], 0
+        state, length = longest
+        return *self._automaton.continuation(state, block_length, self._min_score), length
 
-    def _in(self, index: SuffixIndex, committed: Sequence[int], block_length: int) -> tuple[list[int], list[float]]:
+    def _in(self, index: SuffixIndex, committed: Sequence[int], block_length: int) -> _Draft:
         length, first, last = index.longest_match(committed, self._min_match)
-        return index.continuation(length, first, last, block_length, self._min_score) if length else ([], [])
+        if not length:
+            return [], [], 0
+        return *index.continuation(length, first, last, block_length, self._min_score), length
