@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import torch
 
-from autospec.costs.table import CostTable, Curve
+from autospec.costs import CostModel, CostTable, Curve
 from autospec.decoding.tally import Tally
 from autospec.policies.base import CostEstimates, Policy
 from autospec.types import CalibrationSample, Deployment, PolicyVersion
@@ -56,14 +56,16 @@ def policy_version(policy: Policy, made_by: str) -> PolicyVersion:
 
 def calibration_samples(costs: CostEstimates | None, deployment: Deployment) -> Iterator[CalibrationSample]:
     """Every measured point of a cost table."""
-    if not isinstance(costs, CostTable):
+    table = costs.table if isinstance(costs, CostModel) else costs
+    if not isinstance(table, CostTable):
         return
-    now = datetime.now(UTC)
-    for source, curve in ((TARGET, costs.verify), *costs.drafts.items()):
-        yield from _points(curve, source, deployment, now)
+    measured_at = datetime.fromisoformat(table.measured_at) if table.measured_at else datetime.now(UTC)
+    for source, curve in ((TARGET, table.verify), *table.drafts.items()):
+        yield from _points(curve, source, deployment, measured_at)
 
 
-def _points(curve: Curve, source: str, deployment: Deployment, now: datetime) -> Iterator[CalibrationSample]:
+def _points(curve: Curve, source: str, deployment: Deployment, measured_at: datetime) -> Iterator[CalibrationSample]:
     for context, row in zip(curve.contexts, curve.seconds, strict=True):
         for tokens, seconds in zip(curve.tokens, row, strict=True):
-            yield CalibrationSample(deployment, now, source, tokens, context, seconds)
+            if (context, tokens) not in curve.composed:
+                yield CalibrationSample(deployment, measured_at, source, tokens, context, seconds)

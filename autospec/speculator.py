@@ -30,10 +30,11 @@ from autospec.errors import ConfigurationError
 from autospec.notices import warn
 from autospec.observations import calibration_samples, peak_memory_bytes, policy_version, predicted_control_seconds
 from autospec.observers import Observer, Observers
-from autospec.policies.base import CostEstimates, Policy, check_range
+from autospec.policies.base import CostEstimates, Policy, Unmeasured, check_range
 from autospec.policies.registry import make_policy
 from autospec.randomness import TorchRandomness, plain_draws
 from autospec.recording import Redact, TokenRecorder
+from autospec.resuming import Learned
 from autospec.segments import Segmenter, make_segmenter
 from autospec.segments.requests import RequestSegments
 from autospec.telemetry.traces import pack
@@ -42,6 +43,7 @@ from autospec.types import PhaseSeconds, RequestRecord
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from autospec.costs.upkeep import Upkeep
     from autospec.telemetry.recorder import Recorder
 
 SAMPLING = ("paired", "maximal")
@@ -61,6 +63,8 @@ def wrap(
     segments: str | Path | Segmenter | None = None,
     trace: float = 0.0,
     record: bool | Redact = False,
+    control_share: float | None = None,
+    resume: bool = True,
 ) -> Speculator:
     """Make `model.generate(...)` speculative until the returned object is closed.
 
@@ -80,6 +84,11 @@ def wrap(
         record: keep prompts and answers in the database, as token ids. True, or a function that
             takes both as lists and gives what may be kept of them, None for nothing. Needs a store.
         trace: share of the requests, chosen at random, whose blocks are stored one by one. Needs a store.
+        control_share: share of the requests, chosen at random, that are decoded plainly throughout to measure what
+            speed-up means. None: as the policy has it, which is 0.02 with `auto` and 0 with a fixed one.
+        resume: begin with what policies with the same name and settings have learned on a like device, for the same
+            target, dtype and drafts, in the last 30 days, as far as it is in the store. It takes the place of what a
+            policy object has learned before. False: begin anew.
         segments: which segment a call without a label is in. None: `default`; `auto`: the built-in ones; the path of a
             TOML file with rules, or a `Segmenter` (docs/segments.md).
 
@@ -101,6 +110,8 @@ def wrap(
         record=record,
         metrics=metrics,
         segments=segments,
+        control_share=control_share,
+        resume=resume,
     )
 
 
@@ -122,6 +133,8 @@ class Speculator:
         record: bool | Redact,
         metrics: Observer | Iterable[Observer] | None,
         segments: str | Path | Segmenter | None,
+        control_share: float | None,
+        resume: bool,
     ) -> None:
         if isinstance(model, type) or not callable(getattr(model, "generate", None)) or not hasattr(model, "config"):
             raise ConfigurationError(f"wrap({type(model).__name__}): a transformers model with generate() is needed")
@@ -129,12 +142,15 @@ class Speculator:
             raise ConfigurationError("this model is wrapped already: close() the first speculator")
         if sampling not in SAMPLING:
             raise ConfigurationError(f"sampling={sampling!r}: known are {', '.join(SAMPLING)}")
-        if not isinstance(strict, bool):
-            raise ConfigurationError(f"strict={strict!r}: True or False is needed")
+        for name, choice in (("strict", strict), ("resume", resume)):
+            if not isinstance(choice, bool):
+                raise ConfigurationError(f"{name}={choice!r}: True or False is needed")
         for name, value, example in (("store", store, "sqlite:///autospec.db"), ("run", run, "a label")):
             if value is not None and not isinstance(value, str):
                 raise ConfigurationError(f"{name}={value!r}: a text or None is needed, as in {name}={example!r}")
         check_range("trace", trace, 0.0, 1.0)
+        if control_share is not None:
+            check_range("control_share", control_share, 0.0, 1.0)
         if store is None and (trace or record is not False):
             raise ConfigurationError("trace= and record= are kept in a database: give store=, too")
         if isinstance(tokenizer, str):
@@ -149,9 +165,10 @@ class Speculator:
             for source in self.sources.values():
                 source.attach(model, tokenizer)
         self._costs: CostEstimates | None = None
-        self.policy = make_policy(
-            "off" if self._refusal and policy == "auto" else policy, self.sources, self._measure_costs
-        )
+        self._upkeep: Upkeep | None = None
+        if self._refusal and policy == "auto":
+            policy = "off"
+        self.policy = make_policy(policy, self.sources, Unmeasured if self._refusal else self._measure_costs)
         self.last_request: RequestRecord | None = None
         self._sampling = sampling
         self._strict = strict
@@ -159,7 +176,7 @@ class Speculator:
         self._tokens = TokenRecorder(record)
         self._random = random.Random()  # of our own: the user's global one is not moved
         self._policy_version = policy_version(self.policy, made_by="wrap")
-        self._controller = Controller(self.policy)
+        self._controller = Controller(self.policy, control_share)
         self._run = run
         self._deployment = describe_deployment(model, self.sources)
         self._place = (model.device, model.dtype)
@@ -169,6 +186,7 @@ class Speculator:
         self._lock = threading.Lock()
         self._warned: set[str] = set()
         self._recorder: Recorder | None = None
+        self._learned: Learned | None = None
         if store is not None:
             from autospec.telemetry.recorder import Recorder  # heavy: loads sqlalchemy
 
@@ -177,6 +195,11 @@ class Speculator:
             self._recorder.note(self._policy_version)
             for sample in calibration_samples(self._costs, self._deployment):
                 self._recorder.note(sample)
+            self._learned = Learned(
+                self._controller, self.policy, self._policy_version, self._recorder, self._deployment
+            )
+            if resume:
+                self._learned.resume()
         self._install()
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -200,13 +223,15 @@ class Speculator:
         call = Call(self.model, args, kwargs)
         if call.arguments.get("custom_generate") in (self.generate, self._installed):
             del call.arguments["custom_generate"], kwargs["custom_generate"]
+        if self._upkeep is not None:
+            self._upkeep.before_request()
         request = _Running()
         segment = self._segments.of(label, call, self.tokenizer)
         is_control = self._is_control.get()
         reason = None if is_control else self._why_not(call)
         decoder = Decoder(
             segment=segment,
-            chooser=self._controller,
+            chooser=self._controller if self._upkeep is None else self._upkeep.watching(self._controller),
             sources=self.sources,
             sampling=self._sampling,
             streamer=call.streamer,
@@ -253,6 +278,9 @@ class Speculator:
         """Flush telemetry and give the model its own `generate` back. May be called twice."""
         self._is_closed = True
         self._uninstall()
+        if self._learned is not None:
+            self._learned.close()
+            self._learned = None
         if self._recorder is not None:
             self._recorder.close()
             self._observers.forget(self._recorder)
@@ -279,9 +307,10 @@ class Speculator:
             self._is_inside.reset(token)
 
     def _measure_costs(self) -> CostEstimates:
-        from autospec.costs.calibration import calibrate
+        from autospec.costs.upkeep import Upkeep
 
-        self._costs = calibrate(self.model, self.sources)
+        self._upkeep = Upkeep(self.model, self.sources)
+        self._costs = self._upkeep.costs
         return self._costs
 
     def _install(self) -> None:
@@ -334,8 +363,9 @@ class Speculator:
         is_control: bool,
     ) -> None:
         total_seconds = request.watch.total()
-        tally, is_plain = decoder.tally, reason is not None or is_control
-        if is_plain:
+        tally, is_original = decoder.tally, reason is not None or is_control
+        is_control = is_control or (tally.is_control and not is_original)  # asked for, or chosen by the policy
+        if is_original:
             tally = Tally()
             seconds = PhaseSeconds(other=total_seconds)
             prompt_tokens = call.prompt_tokens()
@@ -377,7 +407,7 @@ class Speculator:
             decisions=dict(tally.decisions),
             policy_version=None if is_control else self._policy_version.version,
             predicted_control_seconds=None
-            if is_plain
+            if is_original or is_control
             else predicted_control_seconds(self._costs, tally, prompt_tokens, output_tokens, total_seconds),
             peak_memory_bytes=peak_memory_bytes(self.model.device),
             trace=None if tally.outcomes is None else pack(tally.outcomes),
@@ -391,6 +421,9 @@ class Speculator:
         if recorder is not None:
             recorder.record(record)
         self._observers.observe(record)
+        learned = self._learned  # another thread may close
+        if learned is not None:
+            learned.after_request(self._deployment)
 
 
 class _Running:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from autospec.errors import ConfigurationError
+from autospec.telemetry import states
 from autospec.telemetry.schema import ComparisonRow, DeploymentRow, RequestRow, to_microseconds
 from autospec.types import (
     ActionTally,
@@ -23,11 +24,12 @@ from autospec.types import (
     Comparison,
     Deployment,
     PhaseSeconds,
+    PolicyState,
     PolicyVersion,
     RequestRecord,
 )
 
-Record = RequestRecord | Comparison | PolicyVersion | CalibrationSample
+Record = RequestRecord | Comparison | PolicyVersion | CalibrationSample | PolicyState
 
 NAME_LIMIT = 255
 """Characters of a name that is indexed: PostgreSQL refuses index entries above 2,704 bytes."""
@@ -236,6 +238,9 @@ def to_entry(item: Record) -> dict[str, Any]:
             return {"policy_version": _policy_version_to_row(item)}
         case CalibrationSample():
             return {"calibration": _calibration_to_row(item), "deployment": deployment_to_row(item.deployment)}
+        case PolicyState():
+            row = {**states.to_row(item), "policy": clean_text(item.policy)}
+            return {"policy_state": row, "deployment": deployment_to_row(item.deployment)}
     raise ConfigurationError(f"{type(item).__name__} is no record")
 
 

@@ -1,4 +1,7 @@
-"""Writes entries, as `codec.to_entry` makes them, within a transaction. What is there already is skipped."""
+"""Writes entries, as `codec.to_entry` makes them, within a transaction.
+
+What is there already is skipped; a policy's state takes the place of an older one of the same process.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import base64
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Table, select
+from sqlalchemy import Connection, Table, and_, delete, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql.dml import Insert
 
@@ -17,6 +20,7 @@ from autospec.telemetry.schema import (
     ComparisonRow,
     DeploymentRow,
     HorizonRow,
+    PolicyStateRow,
     PolicyVersionRow,
     RecordingRow,
     RequestRow,
@@ -37,6 +41,7 @@ def insert(connection: Connection, entries: Entries) -> None:
     _insert_if_any(connection, PolicyVersionRow, [_timed(row, "made_at") for row in versions])
     samples = [_placed(entry, "calibration", places) for entry in entries if "calibration" in entry]
     _insert_if_any(connection, CalibrationRow, [_timed(row, "measured_at") for row in samples])
+    _insert_states(connection, [_placed(entry, "policy_state", places) for entry in entries if "policy_state" in entry])
 
 
 def _insert_places(connection: Connection, entries: Entries) -> dict[str, int]:
@@ -70,6 +75,32 @@ def _insert_requests(connection: Connection, entries: Entries, places: Mapping[s
         _insert_if_any(connection, row_type, [found[name] for name in new if name in found])
 
 
+def _insert_states(connection: Connection, rows: Sequence[Row]) -> None:
+    """States that are newer than what is there, or new; what they have taken over is deleted."""
+    newest: dict[tuple[str, str, str], Row] = {}
+    for row in sorted(rows, key=lambda row: int(row["updated_at"])):
+        newest[row["family"], row["version"], row["process"]] = row
+    kept = [newest[key] for key in sorted(newest)]  # in one order, or two writers could deadlock
+    kept = [{**_timed(row, "updated_at"), "state": base64.b64decode(row["state"])} for row in kept]
+    if kept and (horizon := connection.scalar(select(HorizonRow.pruned_before))) is not None:
+        kept = [row for row in kept if row["updated_at"] >= horizon]
+    if not kept:
+        return
+    upsert = _dialect(connection)(_table(PolicyStateRow))
+    new = {name: upsert.excluded[name] for name in ("deployment_id", "policy", "updated_at", "inherited", "state")}
+    is_newer = PolicyStateRow.updated_at < upsert.excluded.updated_at
+    key = ("family", "version", "process")
+    connection.execute(upsert.on_conflict_do_update(index_elements=key, set_=new, where=is_newer), kept)
+    for row in kept:
+        taken_over = [
+            and_(PolicyStateRow.process == process, PolicyStateRow.updated_at <= from_microseconds(made_at))
+            for process, made_at in row["inherited"].items()
+        ]
+        if taken_over:
+            is_alike = and_(PolicyStateRow.family == row["family"], PolicyStateRow.version == row["version"])
+            connection.execute(delete(PolicyStateRow).where(is_alike, or_(*taken_over)))
+
+
 def _placed(entry: Mapping[str, Any], kind: str, places: Mapping[str, int]) -> Row:
     place = entry["deployment"]
     return {**entry[kind], "deployment_id": places[place["fingerprint"]] if place else None}
@@ -98,8 +129,15 @@ def _insert_if_any(connection: Connection, row_type: type[Base], rows: Sequence[
 
 def _insert_new(connection: Connection, row_type: type[Base]) -> Insert:
     """An insert that skips rows that are already there."""
+    statement: Insert = _dialect(connection)(_table(row_type)).on_conflict_do_nothing()
+    return statement
+
+
+def _dialect(connection: Connection) -> Callable[[Table], Any]:
+    return postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+
+
+def _table(row_type: type[Base]) -> Table:
     table = row_type.__table__
     assert isinstance(table, Table)
-    dialect: Callable[[Table], Any] = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    statement: Insert = dialect(table).on_conflict_do_nothing()
-    return statement
+    return table

@@ -23,7 +23,7 @@ from autospec.telemetry import codec, endings
 from autospec.telemetry.backlog import Backlog
 from autospec.telemetry.spool import START, Entry, decode, encode, folder_for, orphans
 from autospec.telemetry.store import Store
-from autospec.types import CalibrationSample, Comparison, PolicyVersion, RequestRecord
+from autospec.types import CalibrationSample, Comparison, PolicyState, PolicyVersion, RequestRecord
 
 BATCH_RECORDS = 500
 LONGEST_PAUSE_SECONDS = 5.0
@@ -133,6 +133,11 @@ class Recorder:
         """The database, as it is shown."""
         return self._store.url
 
+    @property
+    def store(self) -> Store:
+        """The database. Writing to it directly waits for it."""
+        return self._store
+
     def record(self, record: RequestRecord) -> None:
         """Queues a request. Never waits for the database and never raises."""
         self._put(record)
@@ -141,7 +146,7 @@ class Recorder:
         """Queues a comparison. Never waits for the database and never raises."""
         self._put(comparison)
 
-    def note(self, item: PolicyVersion | CalibrationSample) -> None:
+    def note(self, item: PolicyVersion | CalibrationSample | PolicyState) -> None:
         """Queues what is known besides requests. Never waits for the database and never raises."""
         self._put(item)
 

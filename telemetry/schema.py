@@ -198,6 +198,22 @@ class PolicyVersionRow(Base):
     made_at: Mapped[datetime]
 
 
+class PolicyStateRow(Base):
+    """What a policy had learned in one process, the newest only (telemetry/states.py)."""
+
+    __tablename__ = "policy_states"
+    __table_args__ = (Index(None, "family", "version", "updated_at"), Index(None, "updated_at"))
+
+    family: Mapped[str] = mapped_column(primary_key=True)  # what must agree for it to be resumed
+    version: Mapped[str] = mapped_column(primary_key=True)  # of the policy's settings
+    process: Mapped[str] = mapped_column(primary_key=True)
+    deployment_id: Mapped[int] = mapped_column(RowId, ForeignKey("deployments.id"))
+    policy: Mapped[str]
+    updated_at: Mapped[datetime]
+    inherited: Mapped[dict[str, Any]]  # process -> microseconds since 1970, of the states that it went on from
+    state: Mapped[bytes]  # JSON, compressed
+
+
 class CalibrationRow(Base):
     """A measured point of the cost model."""
 

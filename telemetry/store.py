@@ -26,10 +26,10 @@ from sqlalchemy.exc import (
 from sqlalchemy.orm import Session
 
 from autospec.errors import ConfigurationError, StoreError
-from autospec.telemetry import codec, insertion, postgres, sqlite
-from autospec.telemetry.schema import ComparisonRow, DeploymentRow, RecordingRow, RequestRow
+from autospec.telemetry import codec, insertion, postgres, sqlite, states
+from autospec.telemetry.schema import ComparisonRow, DeploymentRow, PolicyStateRow, RecordingRow, RequestRow
 from autospec.telemetry.urls import parse_url, shown_url
-from autospec.types import Comparison, RecordedTokens, RequestRecord
+from autospec.types import Comparison, Deployment, PolicyState, RecordedTokens, RequestRecord
 
 PAGE_ROWS = 1_000
 RETRY_SECONDS = 10.0
@@ -180,6 +180,44 @@ class Store:
             query = query.where(RequestRow.run == codec.clean_text(run))
         with self._transaction() as connection, Session(connection) as session:
             return [codec.row_to_comparison(row) for row in session.scalars(query)]
+
+    def policy_states(
+        self, deployment: Deployment, version: str, since: datetime, limit: int = 32
+    ) -> tuple[list[PolicyState], int]:
+        """What processes of a deployment's family have learned under one policy version.
+
+        Args:
+            deployment: where it is to be used, see `states.family`.
+            version: as in `PolicyVersion.version`.
+            since: only states made at this time or later; an aware datetime.
+            limit: how many are read at most.
+
+        Returns:
+            The states, newest first, without those that a newer one has taken over; and how many are damaged.
+
+        Raises:
+            StoreError: the database cannot be read.
+        """
+        query = (
+            select(PolicyStateRow, DeploymentRow)
+            .join(DeploymentRow, DeploymentRow.id == PolicyStateRow.deployment_id)
+            .where(
+                PolicyStateRow.family == states.family(deployment),
+                PolicyStateRow.version == codec.clean_text(version),
+                PolicyStateRow.updated_at >= since,
+            )
+            .order_by(PolicyStateRow.updated_at.desc(), PolicyStateRow.process)
+            .limit(limit)
+        )
+        found: list[PolicyState] = []
+        num_damaged = 0
+        with self._transaction() as connection, Session(connection) as session:
+            for row, place in session.execute(query):
+                try:
+                    found.append(states.from_row(row, codec.row_to_deployment(place)))
+                except ValueError:
+                    num_damaged += 1
+        return states.heads(found), num_damaged
 
     def runs(self) -> list[str]:
         """The labels of all runs, the one with the newest request last."""

@@ -1,4 +1,4 @@
-"""The blocks of a request one by one, compressed: a few bytes for each block."""
+"""The blocks of a request one by one, and why each was as it was, compressed: some ten bytes for each block."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from autospec.errors import ConfigurationError
 from autospec.types import Action, BlockOutcome
 
-VERSION = 1
+VERSION = 2
+_READABLE = (1, 2)  # the first kept only the kinds of reasons
 MOST_BYTES = 16 << 20
 """Of a trace when it is unpacked; a request of a million blocks has less."""
 
@@ -26,11 +27,11 @@ _SECONDS = ("draft_seconds", "verify_seconds", "correction_seconds", "emission_s
 def pack(outcomes: Sequence[BlockOutcome]) -> bytes:
     """The blocks as columns of whole numbers, seconds in microseconds, compressed."""
     actions = list(
-        dict.fromkeys((each.action.source, each.action.block_length, each.action.reason_kind) for each in outcomes)
+        dict.fromkeys((each.action.source, each.action.block_length, each.action.reason) for each in outcomes)
     )
     numbers = {action: index for index, action in enumerate(actions)}
     columns: dict[str, list[int]] = {
-        "action": [numbers[each.action.source, each.action.block_length, each.action.reason_kind] for each in outcomes]
+        "action": [numbers[each.action.source, each.action.block_length, each.action.reason] for each in outcomes]
     }
     columns |= {name: [getattr(each, name) for each in outcomes] for name in _COUNTS}
     columns |= {name: [round(1e6 * getattr(each, name)) for each in outcomes] for name in _SECONDS}
@@ -39,7 +40,7 @@ def pack(outcomes: Sequence[BlockOutcome]) -> bytes:
 
 
 def unpack(data: bytes, segment: str) -> list[BlockOutcome]:
-    """The blocks of a request of this segment; seconds to the microsecond, of reasons only their kind.
+    """The blocks of a request of this segment; seconds to the microsecond.
 
     Raises:
         ConfigurationError: this is no trace, or one of a newer autospec.
@@ -49,7 +50,7 @@ def unpack(data: bytes, segment: str) -> list[BlockOutcome]:
         content = json.loads(unpacker.decompress(data, MOST_BYTES))
         if not unpacker.eof:
             raise ValueError("it is cut short")
-        if content["version"] != VERSION:
+        if content["version"] not in _READABLE:
             raise ConfigurationError(f"the trace has version {content['version']!r}: a newer autospec can read it")
         actions = [Action(source, length, reason) for source, length, reason in content["actions"]]
         columns = content["columns"]

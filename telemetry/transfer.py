@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Table, func, select
+from sqlalchemy import Connection, Table, func, select, tuple_
 
 from autospec.errors import ConfigurationError
 from autospec.telemetry.schema import (
@@ -17,6 +17,7 @@ from autospec.telemetry.schema import (
     ComparisonRow,
     DeploymentRow,
     HourlyRequests,
+    PolicyStateRow,
     PolicyVersionRow,
     RecordingRow,
     RequestRow,
@@ -27,11 +28,13 @@ from autospec.telemetry.spool import Entry
 from autospec.telemetry.store import Store
 
 PAGE_ROWS = 2_000
+PAGE_STATES = 20  # of policies: one may have megabytes
 KINDS = {
     "request": "requests",
     "comparison": "comparisons",
     "policy_version": "policy_versions",
     "calibration": "calibration_samples",
+    "policy_state": "policy_states",
 }
 """Kinds of entries, and the names of their tables and files."""
 
@@ -44,7 +47,10 @@ _JSON_COLUMNS = {
     "comparison": (),
     "policy_version": ("settings",),
     "calibration": (),
+    "policy_state": ("inherited",),
 }
+_PLACED = ("request", "calibration", "policy_state")
+_TIMES = ("started_at", "made_at", "measured_at", "updated_at")
 
 Progress = Callable[[int], object]
 
@@ -56,30 +62,28 @@ def entries(store: Store) -> Iterator[list[Entry]]:
         StoreError: the database cannot be read.
     """
     for kind, row_type, key in (
-        ("policy_version", PolicyVersionRow, "version"),
-        ("calibration", CalibrationRow, "id"),
-        ("request", RequestRow, "id"),
-        ("comparison", ComparisonRow, "id"),
+        ("policy_version", PolicyVersionRow, ("version",)),
+        ("calibration", CalibrationRow, ("id",)),
+        ("policy_state", PolicyStateRow, ("family", "version", "process")),
+        ("request", RequestRow, ("id",)),
+        ("comparison", ComparisonRow, ("id",)),
     ):
         last: Any = None
         while True:
             with store.reading() as connection:
-                rows = _rows(connection, row_type, key, last)
+                rows = _rows(connection, row_type, key, _page(kind), last)
                 places = _places(connection, rows)
                 traces, recordings = _belongings(connection, rows) if kind == "request" else ({}, {})
             if not rows:
                 break
-            last = rows[-1][key]
+            last = [rows[-1][name] for name in key]
             yield [_entry(kind, row, places, traces, recordings) for row in rows]
 
 
 def num_entries(store: Store) -> int:
     """How many there are."""
     with store.reading() as connection:
-        return sum(
-            connection.scalar(select(func.count()).select_from(row_type)) or 0
-            for row_type in (RequestRow, ComparisonRow, PolicyVersionRow, CalibrationRow)
-        )
+        return sum(connection.scalar(select(func.count()).select_from(row_type)) or 0 for row_type in _TABLES)
 
 
 def num_pruned(store: Store) -> int:
@@ -158,7 +162,7 @@ def read_export(folder: Path) -> Iterator[list[Entry]]:
         raise ConfigurationError(f"{folder} holds no export: expected are {expected}")
     for kind, path in found:
         try:
-            for rows in _READERS[path.suffix[1:]](path):
+            for rows in _READERS[path.suffix[1:]](path, _page(kind)):
                 batch = [_unflat(kind, row) for row in rows]
                 if any(entry[kind].keys() != _columns(kind) for entry in batch):
                     raise ValueError("other columns")
@@ -169,12 +173,19 @@ def read_export(folder: Path) -> Iterator[list[Entry]]:
             ) from error
 
 
-def _rows(connection: Connection, row_type: type[Base], key: str = "id", last: Any = None) -> list[dict[str, Any]]:
+def _page(kind: str) -> int:
+    return PAGE_STATES if kind == "policy_state" else PAGE_ROWS
+
+
+def _rows(
+    connection: Connection, row_type: type[Base], key: Sequence[str], limit: int, last: Any = None
+) -> list[dict[str, Any]]:
     table = row_type.__table__
     assert isinstance(table, Table)
-    query = select(table).order_by(table.c[key]).limit(PAGE_ROWS)
+    columns = [table.c[name] for name in key]
+    query = select(table).order_by(*columns).limit(limit)
     if last is not None:
-        query = query.where(table.c[key] > last)
+        query = query.where(tuple_(*columns) > tuple_(*last))
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
@@ -212,13 +223,15 @@ def _entry(
     recordings: Mapping[str, Entry],
 ) -> Entry:
     values = {
-        name: to_microseconds(value) if name in ("started_at", "made_at", "measured_at") else value
+        name: to_microseconds(value) if name in _TIMES else value
         for name, value in row.items()
         if name not in ("id", "deployment_id")
     }
     entry: Entry = {kind: values}
     if "deployment_id" in row:
         entry[_PLACE] = None if row["deployment_id"] is None else places[row["deployment_id"]]
+    if kind == "policy_state":
+        values["state"] = _text(row["state"])
     if kind == "request":
         values["by_action"] = values["by_action"] or {}
         values["decisions"] = values["decisions"] or {}
@@ -237,7 +250,7 @@ def _flat(kind: str, entry: Entry) -> dict[str, Any]:
     row = dict(entry[kind])
     for name in _JSON_COLUMNS[kind]:
         row[name] = json.dumps(row[name])
-    if kind in ("request", "calibration"):
+    if kind in _PLACED:
         row[_PLACE] = json.dumps(entry[_PLACE])
     if kind == "request":
         row[_TRACE] = entry.get(_TRACE)
@@ -248,7 +261,7 @@ def _flat(kind: str, entry: Entry) -> dict[str, Any]:
 def _unflat(kind: str, row: dict[str, Any]) -> Entry:
     values = dict(row)
     entry: Entry = {}
-    if kind in ("request", "calibration"):
+    if kind in _PLACED:
         entry[_PLACE] = json.loads(values.pop(_PLACE))
     if kind == "request" and (trace := values.pop(_TRACE)) is not None:
         entry[_TRACE] = trace
@@ -324,12 +337,12 @@ def _arrow() -> tuple[Any, Any]:
 def _arrow_type(arrow: Any, name: str) -> Any:
     columns = {column.name: column.type.python_type for kind in _TABLES for column in kind.__table__.columns}
     kind = columns.get(name, str)
-    if name in ("started_at", "made_at", "measured_at") or kind is int:
+    if name in _TIMES or kind is int:
         return arrow.int64()
     return {float: arrow.float64(), bool: arrow.bool_()}.get(kind, arrow.string())
 
 
-def _read_csv(path: Path) -> Iterator[list[dict[str, Any]]]:
+def _read_csv(path: Path, page: int) -> Iterator[list[dict[str, Any]]]:
     import csv
 
     csv.field_size_limit(1 << 30)
@@ -337,22 +350,25 @@ def _read_csv(path: Path) -> Iterator[list[dict[str, Any]]]:
         rows: list[dict[str, Any]] = []
         for row in csv.DictReader(file):
             rows.append({name: None if value == "" else json.loads(value) for name, value in row.items()})
-            if len(rows) == PAGE_ROWS:
+            if len(rows) == page:
                 yield rows
                 rows = []
         if rows:
             yield rows
 
 
-def _read_parquet(path: Path) -> Iterator[list[dict[str, Any]]]:
+def _read_parquet(path: Path, page: int) -> Iterator[list[dict[str, Any]]]:
     arrow, parquet = _arrow()
     try:
-        for batch in parquet.ParquetFile(path).iter_batches(PAGE_ROWS):
+        for batch in parquet.ParquetFile(path).iter_batches(page):
             yield batch.to_pylist()
     except arrow.ArrowException as error:
         raise ConfigurationError(f"{path} cannot be read as Parquet: {error}") from error
 
 
-_TABLES = (RequestRow, ComparisonRow, PolicyVersionRow, CalibrationRow)
+_TABLES: tuple[type[Base], ...] = (RequestRow, ComparisonRow, PolicyVersionRow, CalibrationRow, PolicyStateRow)
 _WRITERS: Mapping[str, Callable[[Path], Any]] = {"csv": _CsvWriter, "parquet": _ParquetWriter}
-_READERS: Mapping[str, Callable[[Path], Iterable[list[dict[str, Any]]]]] = {"csv": _read_csv, "parquet": _read_parquet}
+_READERS: Mapping[str, Callable[[Path, int], Iterable[list[dict[str, Any]]]]] = {
+    "csv": _read_csv,
+    "parquet": _read_parquet,
+}

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, delete, func, insert, inspect, select, text, update
 
 from autospec.errors import ConfigurationError
+from autospec.telemetry import states
 from autospec.telemetry.rollups import hour_of
 from autospec.telemetry.schema import (
     Base,
@@ -18,6 +19,7 @@ from autospec.telemetry.schema import (
     HourlyActions,
     HourlyPositions,
     HourlyRequests,
+    PolicyStateRow,
     RecordingRow,
     RequestRow,
     TraceRow,
@@ -53,6 +55,8 @@ def num_older(store: Store, before: datetime) -> int:
 
 def prune(store: Store, before: datetime, *, hours: bool = False, progress: Progress | None = None) -> int:
     """Deletes requests that started before a time, with all that belongs to them, in short transactions.
+
+    So goes what policies had learned by then, in processes that have saved nothing since.
 
     Args:
         store: the database.
@@ -100,6 +104,8 @@ def prune(store: Store, before: datetime, *, hours: bool = False, progress: Prog
         total += len(found)
         if progress is not None:
             progress(len(found))
+    with store.writing() as connection:
+        connection.execute(delete(PolicyStateRow).where(PolicyStateRow.updated_at < before))
     if hours:
         with store.writing() as connection:
             for table in (HourlyRequests, HourlyActions, HourlyPositions):
@@ -119,8 +125,9 @@ def vacuum(store: Store) -> None:
 def check(store: Store) -> list[Problem]:
     """What is wrong with a database; nothing is changed.
 
-    Looked at are the file itself (SQLite), keys that point nowhere, the tables' columns and indexes, and whether the
-    sums by the hour are those of the requests, for hours after the last that was pruned.
+    Looked at are the file itself (SQLite), keys that point nowhere, the tables' columns and indexes, whether the
+    sums by the hour are those of the requests, for hours after the last that was pruned, and whether what policies have
+    learned can be read.
     """
     problems: list[Problem] = []
     with store.reading() as connection:
@@ -133,7 +140,7 @@ def check(store: Store) -> list[Problem]:
             for row in connection.exec_driver_sql("PRAGMA foreign_key_check"):
                 problems.append(Problem(f"a row of {row[0]} points to no row of {row[2]}", "restore a backup"))
         wrong_tables = _check_tables(connection)
-        problems += wrong_tables or _check_hours(connection)
+        problems += wrong_tables or [*_check_hours(connection), *_check_states(connection)]
     return problems
 
 
@@ -190,6 +197,24 @@ def _check_hours(connection: Connection) -> list[Problem]:
         Problem(
             f"in {len(wrong)} of {len(keys)} hours and segments the sums are not those of the requests",
             "was something else writing to the database? export it and import it into a new one",
+        )
+    ]
+
+
+def _check_states(connection: Connection) -> list[Problem]:
+    count = num_damaged = 0
+    for (data,) in connection.execute(select(PolicyStateRow.state).execution_options(yield_per=32)):
+        count += 1
+        try:
+            states.unpack(bytes(data))
+        except ValueError:
+            num_damaged += 1
+    if not num_damaged:
+        return []
+    return [
+        Problem(
+            f"{num_damaged} of {count} learned states of policies cannot be read",
+            "models that are wrapped begin without them; autospec db prune deletes them once they are old",
         )
     ]
 
