@@ -67,7 +67,9 @@ def run_demo(
     _warm_up(model, tokenizer, prompts[0])
     if policy == "auto":
         say("measuring what drafting and verifying cost on this device ...")
-    with wrap(model, tokenizer=tokenizer, drafts=drafts, policy=policy, store=store, run=run) as speculator:
+    with wrap(
+        model, tokenizer=tokenizer, drafts=drafts, policy=policy, store=store, run=run, control_share=0.0
+    ) as speculator:
         jobs = [(prompt, options) for prompt in interleaved(prompts) for options in (GREEDY, SAMPLED)]
         bar = tqdm(jobs, desc="demo", unit="pair", disable=not show_progress)
         for number, (prompt, options) in enumerate(bar):

@@ -20,7 +20,7 @@ from autospec.telemetry.hourly import build_hourly_report, num_requests
 from autospec.telemetry.recorder import Recorder
 from autospec.telemetry.report import to_dict
 from autospec.telemetry.store import Store
-from autospec.types import CalibrationSample, Comparison, PolicyVersion, RecordedTokens
+from autospec.types import CalibrationSample, Comparison, PolicyState, PolicyVersion, RecordedTokens
 from tests.postgres_server import fresh_database
 from tests.test_telemetry_hourly import COUNTED_ALIKE, HERE, NOON, traffic
 from tests.test_telemetry_spool import Locked
@@ -34,6 +34,10 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     else:
         yield f"sqlite:///{tmp_path / 't.db'}"
 
+
+LEARNED = {"segments": {"z": {"blocks": 3}, "a": {"blocks": 0.1}}}
+OLDER = {"a process before": NOON - timedelta(days=1)}
+SAVED = [(f"process {n:02}", NOON + timedelta(hours=n)) for n in range(45)]  # more than are read at a time
 
 TOKENS = RecordedTokens((1, 2, 70_000), (3,), {"temperature": 0.8, "eos_token_id": [2]})
 
@@ -55,6 +59,7 @@ def fill(url: str, count: int = 200) -> None:
             [
                 to_entry(PolicyVersion("auto", "abc", {"gain": 0.02, "nested": {"a": [1]}}, "wrap", NOON)),
                 to_entry(CalibrationSample(HERE, NOON, "target", 2, 64, 0.05)),
+                *(to_entry(PolicyState(HERE, "auto", "abc", name, when, LEARNED, OLDER)) for name, when in SAVED),
                 to_entry(replace(traffic(1, seed=9)[0], trace=b"\x00\xffbytes", tokens=TOKENS)),
             ]
         )
@@ -70,10 +75,15 @@ def content(url: str) -> tuple[object, ...]:
                     "SELECT name, version, made_by, made_at FROM policy_versions",
                     "SELECT source, tokens, context_tokens, seconds FROM calibration_samples",
                     "SELECT request_id FROM block_traces",
+                    "SELECT family, version, process, policy, updated_at FROM policy_states",
                 )
             ]
         report = to_dict(build_hourly_report(store))
         rest.append(list(map(repr, store.recordings())))
+        states, num_damaged = store.policy_states(HERE, "abc", NOON - timedelta(days=1), 1_000)
+        assert not num_damaged
+        assert all(list(each.state["segments"]) == ["z", "a"] for each in states)  # type: ignore[call-overload]
+        rest.append(list(map(repr, states)))
         return records, sorted(store.comparisons(), key=repr), rest, report["all"]["requests"]
 
 
@@ -146,6 +156,8 @@ class TestPrune:
         assert said("db", "vacuum", "--store", url) == "done\n"
         with Store(url, readonly=True) as store:
             assert store.count() == 201 - count
+            left, _ = store.policy_states(HERE, "abc", NOON - timedelta(days=1), 1_000)
+            assert [each.process for each in left] == [f"process {n}" for n in range(44, 40, -1)]
             found = to_dict(build_hourly_report(store))
             for ours, theirs in zip(
                 [*found["segments"], found["all"]], [*before["segments"], before["all"]], strict=True
@@ -157,6 +169,7 @@ class TestPrune:
         fill(url)  # as a replay or an import of what was pruned would
         with Store(url, readonly=True) as store:
             assert store.count() == 201 - count
+            assert len(store.policy_states(HERE, "abc", NOON - timedelta(days=1), 1_000)[0]) == 4
             assert num_requests(store) == 201
         assert said("db", "check", "--store", url) == "no damage found\n"
         said("db", "prune", "--store", url, "--older-than", age, "--hours")
@@ -187,6 +200,11 @@ class TestCheck:
             ("DROP INDEX ix_requests_segment_started_at", "index"),
             ("ALTER TABLE requests DROP COLUMN decisions", "lacks decisions"),
             ("DROP TABLE block_traces", "block_traces is missing"),
+            ("DROP TABLE policy_states", "policy_states is missing"),
+            (
+                "UPDATE policy_states SET state = SUBSTR(state, 1, 5) WHERE process < 'process 03'",
+                "3 of 45 learned states",
+            ),
         ],
     )
     def test_damage_is_named(self, url: str, damage: str, word: str) -> None:

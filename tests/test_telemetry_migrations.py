@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +12,14 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import inspect
 
 from autospec.errors import StoreError
+from autospec.telemetry.codec import to_entry
 from autospec.telemetry.migrate import REVISIONS, alembic_config, needs_migration
 from autospec.telemetry.schema import VERSION_TABLE, Base
 from autospec.telemetry.store import Store
+from autospec.telemetry.upkeep import check
+from autospec.types import PolicyState
 from tests.postgres_server import fresh_database
+from tests.test_telemetry_hourly import HERE, NOON, traffic
 
 
 @pytest.fixture(params=["memory", "file", "postgres"])
@@ -47,6 +52,34 @@ def test_down_and_up_again(url: str) -> None:
         assert inspect(connection).get_table_names() == [VERSION_TABLE]
         command.upgrade(alembic_config(connection), "head")
         assert set(inspect(connection).get_table_names()) == {VERSION_TABLE, *Base.metadata.tables}
+
+
+def test_states_of_policies_came_with_the_third_revision(tmp_path: Path) -> None:
+    path = tmp_path / "telemetry.db"
+    with Store(f"sqlite:///{path}") as store:
+        store.add(traffic(20))
+        with store.writing() as connection:
+            command.downgrade(alembic_config(connection), "0002")
+            assert "policy_states" not in inspect(connection).get_table_names()
+    with Store(f"sqlite:///{path}") as store:
+        assert store.count() == 20
+        assert check(store) == []
+        store.write([to_entry(PolicyState(HERE, "auto", "v", "p", NOON, {"n": 1}))])
+        assert [each.state for each in store.policy_states(HERE, "v", NOON)[0]] == [{"n": 1}]
+    copy = sqlite3.connect(tmp_path / "telemetry.db.schema-0002")
+    assert copy.execute("SELECT COUNT(*) FROM requests").fetchone() == (20,)
+    assert copy.execute("SELECT version_num FROM autospec_version").fetchone() == ("0002",)
+    copy.close()
+
+
+def test_a_server_gets_them_too() -> None:
+    with fresh_database() as url:
+        with Store(url) as store, store.writing() as connection:
+            command.downgrade(alembic_config(connection), "0002")
+        with Store(url) as store:
+            store.write([to_entry(PolicyState(HERE, "auto", "v", "p", NOON, {"n": 1}))])
+            assert check(store) == []
+            assert [each.state for each in store.policy_states(HERE, "v", NOON)[0]] == [{"n": 1}]
 
 
 def test_an_emptied_version_table_means_start_again(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def vacuum(store: str) -> None:
     "--without-recordings", is_flag=True, show_envvar=True, help="Leave out prompts and answers kept by wrap(record=)."
 )
 def export(store: str, out: Path, file_format: str, without_recordings: bool) -> None:
-    """Write requests with all that belongs to them, comparisons, policy versions and calibration samples to files."""
+    """Write requests with all that belongs to them, comparisons, policies and what they learned, and costs to files."""
     from autospec.errors import AutospecError
     from autospec.telemetry import transfer
     from autospec.telemetry.store import Store

@@ -77,6 +77,7 @@ def command(
     from autospec.data import load_prompts
     from autospec.demo import new_run_name, run_demo
     from autospec.models import faster_dtype
+    from autospec.policies.base import Unmeasured
     from autospec.policies.registry import make_policy
     from autospec.telemetry.store import Store
 
@@ -87,7 +88,7 @@ def command(
     Store(store).close()
     assistant = assistant_for(target, assistant)
     names = ["ngram", *(["assistant"] if assistant is not None else [])]
-    make_policy(policy, names, _no_costs)
+    make_policy(policy, names, Unmeasured)
     _check_writable(html)
     if dtype == "faster":
         dtype = faster_dtype()
@@ -131,10 +132,6 @@ def _first_of_each_segment(prompts: list[Any], limit: int) -> list[Any]:
         if seen[prompt.segment] <= limit:
             chosen.append(prompt)
     return chosen
-
-
-def _no_costs() -> Any:
-    """Stands in for measured costs while a policy's name is only being checked."""
 
 
 def _check_writable(path: Path) -> None:

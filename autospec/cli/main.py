@@ -13,11 +13,13 @@ from autospec.errors import AutospecError, ConfigurationError
 
 # name -> module that holds the command under the name `command`; loaded only when it is asked for
 _COMMANDS = {
+    "calibrate": "autospec.cli.calibrate",
     "certify": "autospec.cli.certify",
     "corpus": "autospec.cli.corpus",
     "db": "autospec.cli.db",
     "demo": "autospec.cli.demo",
     "drafts": "autospec.cli.drafts",
+    "explain": "autospec.cli.explain",
     "metrics": "autospec.cli.metrics",
     "models": "autospec.cli.models",
     "report": "autospec.cli.report",
