@@ -70,6 +70,7 @@ class BlockContext:
     output_tokens: int  # committed tokens of the answer
     sources: tuple[str, ...]  # still usable now (a source that failed is gone)
     offers: Mapping[str, Offer] = field(default_factory=dict)  # of retrieval sources, where the policy wants them
+    backlogs: Mapping[str, int] = field(default_factory=dict)  # of the others: tokens that each would first catch up on
 
     @property
     def segment(self) -> str:
@@ -107,6 +108,7 @@ class BlockOutcome:
     correction_seconds: float = 0.0  # choosing tokens: processors, acceptance, residual
     emission_seconds: float = 0.0  # stopping criteria and streamers
     catch_up_seconds: float = 0.0  # bringing a draft's cache up to date; never charged to an action
+    catch_up_tokens: int = 0  # that the source had not seen when it was asked
     request: RequestContext | None = None  # None where blocks were read back from a record
     offers: tuple[OfferOutcome, ...] = ()  # those of this block and earlier ones whose fate became known with it
 

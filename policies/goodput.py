@@ -18,6 +18,8 @@ _PRIOR_STEPS = 10.0  # plain steps that a segment's rate starts from
 _RATE_KEPT = 0.98
 _EVIDENCE_KEPT = 0.985  # of what is known of a source, for each block of the segment without it
 _EVIDENCE_GAINED = 0.2  # of what was lost of it, for each block with the source
+_SPREAD_TOKENS = 64  # over which a long catching up is spread, where so many are left
+_LONG_BACKLOG = 32  # tokens; a shorter one is of a source that is used by turns
 _GRANT_STEPS = 2.0  # plain steps that a segment may lose by exploring before it has a budget
 
 
@@ -101,6 +103,7 @@ class Goodput:
         self._exploration = exploration
         self._optimism = optimism
         self._segments: dict[str, _Segment] = {}
+        self._catch_up: dict[str, list[float]] = {}  # source -> discounted tokens and seconds of long backlogs
         self._offering: set[str] = set()  # sources that are learnt from by their offers
 
     @property
@@ -129,7 +132,7 @@ class Goodput:
             if draft is None:
                 excluded.append(f"{source} (not timed)")
             elif source not in context.offers:
-                found[source] = self._of_source(context.segment, source, lengths, draft, prices, rate)
+                found[source] = self._of_source(context, source, lengths, draft, prices, rate)
             elif context.offers[source].num_tokens:
                 found[source] = self._of_offer(context, source, lengths, prices, rate)
             else:
@@ -144,7 +147,7 @@ class Goodput:
             kind, chosen = "kept", last
         tried = self._worth_trying(segment, context, found, chosen, prices, rate)
         if tried is not None:
-            segment.budget -= max(0.0, chosen.value - tried.value)
+            segment.budget -= max(0.0, chosen.value - tried.value + rate * found[tried.source].unspread)
             kind, chosen = "explore", tried
         segment.source, segment.block_length = chosen.source, chosen.block_length
         reason = _reason(kind, chosen, bests, step, excluded)
@@ -155,6 +158,12 @@ class Goodput:
             if outcome.request is not None:
                 self._acceptance.add_offer(outcome.request, settled)
         action = outcome.action
+        if outcome.catch_up_tokens > _LONG_BACKLOG and outcome.catch_up_seconds > 0.0:
+            tokens, seconds = self._catch_up.get(action.source, (0.0, 0.0))
+            self._catch_up[action.source] = [
+                0.9 * tokens + outcome.catch_up_tokens,
+                0.9 * seconds + outcome.catch_up_seconds,
+            ]
         segment = self._segment(outcome.segment)
         segment.blocks += 1
         segment.budget = min(segment.budget + self._exploration, _GRANT_STEPS + 100.0 * self._exploration)
@@ -177,6 +186,7 @@ class Goodput:
             "acceptance": self._acceptance.state(),
             "segments": {name: asdict(segment) for name, segment in self._segments.items()},
             "offering": sorted(self._offering),
+            "catch_up": {source: list(sums) for source, sums in self._catch_up.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -188,10 +198,12 @@ class Goodput:
         try:
             segments = {name: _Segment(**values) for name, values in state["segments"].items()}
             offering = set(state["offering"])
+            known = state.get("catch_up", {})
+            catch_up = {source: [float(tokens), float(seconds)] for source, (tokens, seconds) in known.items()}
             self._acceptance.restore(state["acceptance"])
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigurationError(f"this is no state of policy {self.name!r}: {error!r}") from error
-        self._segments, self._offering = segments, offering
+        self._segments, self._offering, self._catch_up = segments, offering, catch_up
 
     def _segment(self, name: str) -> _Segment:
         segment = self._segments.pop(name, None) or _Segment()
@@ -212,19 +224,32 @@ class Goodput:
 
     def _of_source(
         self,
-        segment: str,
+        context: BlockContext,
         source: str,
         lengths: Sequence[int],
         draft: Sequence[float],
         prices: PriceList,
         rate: float,
     ) -> _Values:
-        accepted = list(accumulate(self._acceptance.survival(segment, source, lengths[-1]), initial=0.0))
-        hit_rate = self._acceptance.hit_rate(segment, source)
+        accepted = list(accumulate(self._acceptance.survival(context.segment, source, lengths[-1]), initial=0.0))
+        hit_rate = self._acceptance.hit_rate(context.segment, source)
         verify, miss_seconds = prices.verify, (1.0 - hit_rate) * prices.step
         tokens = [1.0 + hit_rate * accepted[k] for k in lengths]
         seconds = [time + hit_rate * verify[k] + miss_seconds for k, time in zip(lengths, draft, strict=False)]
-        return _Values(source, lengths, tokens, seconds, rate)
+        backlog = context.backlogs.get(source, 0)
+        if not backlog:
+            return _Values(source, lengths, tokens, seconds, rate)
+        catch_up = self._catch_up_seconds(source, backlog, draft[0])
+        if backlog <= _LONG_BACKLOG:
+            return _Values(source, lengths, tokens, [time + catch_up for time in seconds], rate)
+        share = catch_up / max(1, min(context.tokens_left, _SPREAD_TOKENS))
+        spread = [time + share * num for time, num in zip(seconds, tokens, strict=True)]
+        return _Values(source, lengths, tokens, spread, rate, unspread=catch_up)
+
+    def _catch_up_seconds(self, source: str, backlog: int, step: float) -> float:
+        """What bringing the draft's cache up to date takes. Args: step: seconds of drafting a token."""
+        tokens, seconds = self._catch_up.get(source, (0.0, 0.0))
+        return step + backlog * (seconds + step) / (tokens + _SPREAD_TOKENS)
 
     def _worth_trying(
         self,
@@ -240,9 +265,9 @@ class Goodput:
         None where there are none, or where what it is expected to lose is beyond the budget.
         """
         least, verify = chosen.value + self._hysteresis, prices.verify
-        affordable = chosen.value - segment.budget
         best: _Candidate | None = None
         for source, values in found.items():
+            affordable = chosen.value - segment.budget + rate * values.unspread  # a trial may be the only one
             if source == chosen.source or source in context.offers or values.most < affordable:
                 continue
             survival = self._acceptance.optimistic_survival(
@@ -269,13 +294,21 @@ class _Values:
         lengths: [n], block lengths, ascending.
         tokens, seconds: [n], expected of such a block.
         rate: tokens per second that the segment's time brings.
+        unspread: seconds that the first of these blocks takes once, of which each of them is charged a share.
     """
 
-    __slots__ = ("_seconds", "_source", "_tokens", "lengths", "most", "values")
+    __slots__ = ("_seconds", "_source", "_tokens", "lengths", "most", "unspread", "values")
 
     def __init__(
-        self, source: str, lengths: Sequence[int], tokens: list[float], seconds: list[float], rate: float
+        self,
+        source: str,
+        lengths: Sequence[int],
+        tokens: list[float],
+        seconds: list[float],
+        rate: float,
+        unspread: float = 0.0,
     ) -> None:
+        self.unspread = unspread
         self._source, self.lengths, self._tokens, self._seconds = source, lengths, tokens, seconds
         self.values = [num - rate * time for num, time in zip(tokens, seconds, strict=True)]
         self.most = max(self.values)

@@ -194,6 +194,23 @@ class TestGoodput:
         assert action.gain is not None
         assert f"{action.gain:.2f}x" in first
 
+    def test_catching_up_is_weighed(self) -> None:
+        """A cache that is far behind costs before it brings anything, which is no part of the block's own seconds."""
+        costs = Costs(draft_per_token=0.004)
+        policy = Goodput(costs)
+        live(policy, 0.8, 100)
+        up_to_date = context()
+        assert policy.choose(up_to_date).source == "assistant"
+        slow = BlockOutcome(
+            "s", Action("assistant", 2), 900, 2, 2, 2, 3, 0.008, 0.041, catch_up_seconds=0.9, catch_up_tokens=900
+        )
+        assert slow.seconds == pytest.approx(0.049)
+        for _ in range(5):
+            policy.observe(slow)
+        assert policy.choose(up_to_date).source == "assistant"
+        assert policy.choose(replace(up_to_date, backlogs={"assistant": 900})).source == "none"  # a second
+        assert policy.choose(replace(up_to_date, backlogs={"assistant": 3})).source == "assistant"
+
     def test_costs_that_change_are_looked_up_again(self) -> None:
         class Changing:
             block_lengths = (1, 4)

@@ -200,3 +200,19 @@ def test_recent_acceptance_follows_the_fates() -> None:
     offers.add("ngram", Proposal(), 5, 3)
     (nothing,) = offers.settle(text, is_finished=False)
     assert (nothing.offer.num_tokens, nothing.num_judged_tokens) == (0, 0)
+
+
+def test_backlogs_are_what_a_source_has_not_seen(model: Any) -> None:
+    assistant = Assistant(tiny.near_copy(model))
+    policy = Watching(OFF, OFF, Action("assistant", 2), Action("assistant", 2), OFF)
+    with autospec.wrap(model, drafts=["ngram", assistant], policy=policy):
+        model.generate(tiny.prompt(20), max_new_tokens=40, do_sample=False)
+    drafted_at, is_last = 0, False
+    for context, outcome in zip(policy.contexts, policy.outcomes, strict=True):
+        expected = 0 if is_last else context.context_tokens - drafted_at
+        assert context.backlogs == {"assistant": expected}
+        is_last = outcome.action.block_length > 0
+        assert outcome.catch_up_tokens == (expected if is_last else 0)
+        assert (outcome.catch_up_seconds > 0) == (is_last and expected > 1)
+        drafted_at = context.context_tokens if is_last else drafted_at
+    assert {outcome.action.block_length for outcome in policy.outcomes} >= {0, 2}

@@ -89,6 +89,8 @@ class Loop:
         self._seeing = {name: layers for name, s in sources.items() if (layers := hidden_layers_of(s))}
         self._retrieval = [name for name, s in sources.items() if getattr(s, "is_retrieval", False)]
         self._offers = Offers()
+        self._drafted_at: dict[str, int] = {}  # source -> tokens of the text when it drafted last
+        self._drafted_last: str | None = None  # the source of the last block
         self._offered: dict[str, tuple[Proposal, float]] = {}  # before this block: what, and seconds of asking
         target.hidden_layers = self._wanted_layers()
         self._request = request
@@ -131,6 +133,7 @@ class Loop:
     def _block(self) -> None:
         """One block: draft up to k tokens, verify them in one target forward, commit."""
         context, action = self._choose()
+        catch_up_tokens = self._backlog(action.source) if action.block_length else 0
         self._watch.lap()
         proposal = self._propose(action)
         draft_seconds = self._watch.lap() + self._offered.get(action.source, (proposal, 0.0))[1]
@@ -152,10 +155,14 @@ class Loop:
             correction_seconds=self._watch.lap() - committed.emission_seconds,
             emission_seconds=committed.emission_seconds,
             catch_up_seconds=proposal.catch_up_seconds,
+            catch_up_tokens=catch_up_tokens,
             request=self._request,
             offers=self._offers.settle(self._text, is_finished=self._answer.is_finished),
         )
         self.tally.add(outcome)
+        self._drafted_last = action.source if action.block_length else None
+        if self._drafted_last is not None:
+            self._drafted_at[action.source] = context.context_tokens
         with self._own_noise():
             self._chooser.observe(outcome)
 
@@ -170,6 +177,7 @@ class Loop:
             output_tokens=self._answer.num_tokens,
             sources=tuple(self._sources),
             offers=offers,
+            backlogs={name: self._backlog(name) for name in self._sources if name not in self._retrieval},
         )
         if self.tally.is_control:
             return context, CONTROL
@@ -187,6 +195,11 @@ class Loop:
             return None
         self._offered[name] = (proposal, time.perf_counter() - started)
         return self._offers.add(name, proposal, len(self._text), self._answer.num_tokens)
+
+    def _backlog(self, name: str) -> int:
+        """Committed tokens that a source has not seen and did not draft itself."""
+        is_up_to_date = name == self._drafted_last or name in self._retrieval
+        return 0 if is_up_to_date else len(self._text) - self._drafted_at.get(name, 0)
 
     def _room(self) -> int:
         """Draft tokens that a block may have: the last of those left needs none, as the target's own token follows."""
