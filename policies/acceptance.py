@@ -98,11 +98,11 @@ class AcceptanceModel:
         if confidence is None or own is None or not own.seen:
             return self.survival(context.segment, source, offer.num_tokens)
         values = features(offer, context.request.temperature, context.output_tokens)
-        factors = confidence.factors(values, own.features, offer.scores, own.score, offer.num_tokens)
+        scores = offer.scores if len(offer.scores) >= offer.num_tokens else ()
+        odds = self._odds(context.segment, source, offer.num_tokens)
         survival, product = [], 1.0
-        for odds, factor in zip(self._odds(context.segment, source, offer.num_tokens), factors, strict=True):
-            moved = odds * factor
-            product *= moved / (1.0 + moved)
+        for rate in confidence.rates(odds, values, own.features, scores, own.score):
+            product *= rate
             if product < _NEGLIGIBLE:
                 break
             survival.append(product)

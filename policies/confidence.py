@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -13,7 +13,7 @@ from autospec.types import Offer
 
 FEATURES = ("match length", "recent acceptance", "temperature", "position in the output")
 NUM_FEATURES = len(FEATURES)
-_SIZE = NUM_FEATURES + 1  # and the score of each token, given those before it
+_SIZE = NUM_FEATURES + 3  # and of each token: its score given those before it, the logit it had before, and one
 _CERTAINTY = 4.0  # of the prior that features say nothing
 _KEPT = 0.999  # of old evidence at each new offer
 _LONGEST_STEP = 0.5
@@ -44,52 +44,41 @@ class Confidence:
 
     Bayesian logistic regression with the rate's logit as offset, updated offer by offer: the posterior of the weights
     is kept as a Gaussian. Features are taken relative to their mean, so that where nothing is special nothing is moved.
+    The logit itself is among what is weighed: rates of few blocks, which say too much, are drawn towards the middle.
 
-    Source: the sequential Laplace approximation, Spiegelhalter and Lauritzen 1990.
+    Source: the sequential Laplace approximation, Spiegelhalter and Lauritzen 1990; Platt 1999 for the last.
     """
 
     def __init__(self) -> None:
         self._weights = [0.0] * _SIZE
         self._precision = _CERTAINTY * np.eye(_SIZE)
 
-    def factors(
+    def rates(
         self,
+        odds: Iterable[float],
         values: Sequence[float],
         means: Sequence[float],
         scores: Sequence[float],
         mean_score: float,
-        num_tokens: int,
     ) -> Iterator[float]:
-        """[num_tokens], what to multiply the odds by: exponentials of the shifts, made as they are asked for.
+        """Acceptance of each token of an offer, made as they are asked for.
 
         Args:
+            odds: before the correction.
             values, means: [NUM_FEATURES], and what they usually are.
             scores: of the offer, empty where it has none; `mean_score`, the usual logit of one given those before it.
         """
-        shift = 0.0
+        shift = self._weights[-1]
         for weight, value, mean in zip(self._weights, values, means, strict=False):
             shift += weight * (value - mean)
-        if len(scores) < num_tokens:
-            yield from repeat(math.exp(min(max(shift, -_FARTHEST), _FARTHEST)), num_tokens)
-            return
-        weight, before = self._weights[-1], 1.0
-        for score in scores[:num_tokens]:
-            moved = shift + weight * (_share_logit(score, before) - mean_score)
-            yield math.exp(min(max(moved, -_FARTHEST), _FARTHEST))
-            before = score
-
-    def shifts(self, values: Sequence[float], scores: Sequence[float] | None, num_tokens: int) -> list[float]:
-        """[num_tokens], what to add to the logits.
-
-        Args:
-            values: [NUM_FEATURES], relative to their mean.
-            scores: [num_tokens], logits of the tokens' scores relative to their mean; None where there are none.
-        """
-        shift = sum(weight * value for weight, value in zip(self._weights, values, strict=False))
-        if scores is None:
-            return [min(max(shift, -_FARTHEST), _FARTHEST)] * num_tokens
-        weight = self._weights[-1]
-        return [min(max(shift + weight * score, -_FARTHEST), _FARTHEST) for score in scores]
+        of_score, of_logit, before = self._weights[-3], self._weights[-2], 1.0
+        for each, score in zip(odds, scores or repeat(None), strict=False):
+            logit = math.log(each)
+            move = shift + of_logit * logit
+            if score is not None:
+                move += of_score * (_share_logit(score, before) - mean_score)
+                before = score
+            yield 1.0 / (1.0 + math.exp(-logit - min(max(move, -_FARTHEST), _FARTHEST)))
 
     def learn(
         self, base: Sequence[float], values: Sequence[float], scores: Sequence[float] | None, num_accepted: int
@@ -98,14 +87,17 @@ class Confidence:
 
         Args:
             base: [n], the logits before the correction.
-            values, scores: as in `shifts`, of the n tokens that were judged.
+            values: [NUM_FEATURES], relative to their mean.
+            scores: [n], logits of the tokens' scores relative to their mean; None where there are none.
             num_accepted: of them, the first ones; at most one other was judged.
         """
         count = len(base)
         rows = np.empty((count, _SIZE))
-        rows[:, :-1] = values
-        rows[:, -1] = 0.0 if scores is None else scores
-        logits = np.array(base) + self.shifts(values, scores, count)
+        rows[:, :NUM_FEATURES] = values
+        rows[:, -3] = 0.0 if scores is None else scores
+        rows[:, -2] = base
+        rows[:, -1] = 1.0
+        logits = rows[:, -2] + np.clip(rows @ self._weights, -_FARTHEST, _FARTHEST)
         expected = 1.0 / (1.0 + np.exp(-logits))
         surprise = -expected
         surprise[:num_accepted] += 1.0
