@@ -193,7 +193,7 @@ def test_eos_inside_a_block(target: Any, block_length: int, where: int) -> None:
     )
     assert torch.equal(plain, found)
     assert found.shape[1] <= 20 + where + 1
-    assert record.num_judged_tokens == record.num_accepted_tokens  # cut off is neither accepted nor rejected
+    assert record.num_judged_tokens == record.num_accepted_tokens  # case C07: cut off is neither accepted nor rejected
     assert record.block_tokens == record.output_tokens - 1
 
 

@@ -246,6 +246,7 @@ class TestNGram:
 
 class TestAssistant:
     def test_other_vocabulary_is_named(self, target: Any) -> None:
+        """Case C12."""
         order = list(range(tiny.VOCAB))
         order[5], order[9] = 9, 5
         assistant = Assistant(tiny.llama(seed=2), tokenizer=tiny.tokenizer(order=order))
@@ -342,6 +343,7 @@ class TestAssistant:
             assert speculator.last_request.num_accepted_tokens > 0
 
     def test_overflow_switches_it_off_with_the_reason(self, target: Any) -> None:
+        """Case C11."""
         broken = tiny.near_copy(target)
         with torch.no_grad():
             broken.lm_head.weight.fill_(torch.inf)

@@ -171,6 +171,7 @@ class TestController:
         "counts", [(4, 5, 5, 5, 6), (4, 4, 5, 4, 5), (4, 4, 3, 4, 5), (4, 4, 4, 2, 4), (4, 4, 4, 2, 0)]
     )
     def test_counts_that_contradict_each_other_stop_the_request(self, counts: tuple[int, int, int, int, int]) -> None:
+        """Case C10."""
         asked, drafted, judged, accepted, committed = counts
         controller = Controller(Fixed("ngram", block_length=4))
         with pytest.raises(ExactnessError, match="contradict"):
