@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from autospec.errors import ConfigurationError, ExactnessError
+from autospec.forks import renew_after_fork
 from autospec.notices import warn
 from autospec.policies.base import Policy
 from autospec.types import NONE, OFF, Action, BlockContext, BlockOutcome, RequestContext
@@ -30,6 +31,7 @@ class Controller:
         self._control_share = control_share
         self._random = random.Random()
         self._lock = threading.Lock()
+        renew_after_fork(self)
         self._judged: Counter[str] = Counter()
         self._accepted: Counter[str] = Counter()
 

@@ -22,8 +22,8 @@ def predicted_control_seconds(
 ) -> float | None:
     """What the request would have taken decoded plainly: plain steps in place of drafting and verification.
 
-    Prefill, choosing tokens, emission and the rest are taken as they were. The first token comes from the prompt's
-    forward and needs no step.
+    Prefill, choosing tokens, emission and the rest are taken as they were, but for the time of deciding what to draft.
+    The first token comes from the prompt's forward and needs no step.
 
     Returns:
         Seconds; None without measured costs or without an output token.
@@ -32,7 +32,8 @@ def predicted_control_seconds(
         return None
     steps = output_tokens - 1
     step_seconds = costs.verify_seconds(1, prompt_tokens + steps // 2)  # costs are linear between measured contexts
-    return total_seconds - tally.draft_seconds - tally.verify_seconds + steps * step_seconds
+    speculation_seconds = tally.draft_seconds + tally.verify_seconds + tally.decision_seconds
+    return total_seconds - speculation_seconds + steps * step_seconds
 
 
 def peak_memory_bytes(device: torch.device) -> int | None:

@@ -27,6 +27,7 @@ from autospec.deployment import describe_deployment
 from autospec.drafts.base import DraftSource
 from autospec.drafts.registry import make_sources
 from autospec.errors import ConfigurationError
+from autospec.forks import renew_after_fork
 from autospec.notices import warn
 from autospec.observations import calibration_samples, peak_memory_bytes, policy_version, predicted_control_seconds
 from autospec.observers import Observer, Observers
@@ -184,6 +185,7 @@ class Speculator:
         self._is_inside: ContextVar[bool] = ContextVar("autospec_inside", default=False)
         self._is_control: ContextVar[bool] = ContextVar("autospec_control", default=False)
         self._lock = threading.Lock()
+        renew_after_fork(self)
         self._warned: set[str] = set()
         self._recorder: Recorder | None = None
         self._learned: Learned | None = None

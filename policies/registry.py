@@ -39,8 +39,8 @@ KINDS: dict[str, type[Any]] = {
 }
 """Policies that can be stored and made again, by the name under which they are."""
 
-LEARNING = ("goodput", "epsilon_greedy", "ucb", "thompson", "exp3", "linucb", "hedge")
-"""Those that a name alone makes."""
+LEARNING = ("epsilon_greedy", "ucb", "thompson", "exp3", "linucb", "hedge")
+"""Bandits; a name alone makes them."""
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "transformers_constant": {},
@@ -51,7 +51,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 FORMS = (
     "'auto', 'off', 'fixed:SOURCE:BLOCK_LENGTH', "
-    + "".join(f"{name!r}, " for name in LEARNING)
+    + "".join(f"{name!r}, " for name in ("goodput", *LEARNING))
     + "".join(f"'{name}:SOURCE[:BLOCK_LENGTH]', " for name in SCHEDULES)
     + "'tuned:FILE', or an object with name, choose and observe"
 )
@@ -78,7 +78,7 @@ def make_policy(policy: str | Policy, sources: Collection[str], measure_costs: C
         made = _auto(measure_costs()) if sources else Fixed()
     elif policy == "off":
         made = Fixed()
-    elif policy in LEARNING:
+    elif policy in ("goodput", *LEARNING):
         made = build_policy(policy, {}, measure_costs) if sources else Fixed()
     else:
         made = _parse(policy, measure_costs)
@@ -87,7 +87,8 @@ def make_policy(policy: str | Policy, sources: Collection[str], measure_costs: C
 
 
 def _auto(costs: CostEstimates) -> Policy:
-    return Guard(Goodput(costs), costs, name="auto")
+    # each process draws its controls anew: a fleet that starts together would else measure the same requests
+    return Guard(Goodput(costs), costs, name="auto", seed=None)
 
 
 def _make_guard(settings: Mapping[str, Any], costs: CostEstimates) -> Policy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -216,3 +217,78 @@ def test_backlogs_are_what_a_source_has_not_seen(model: Any) -> None:
         assert (outcome.catch_up_seconds > 0) == (is_last and expected > 1)
         drafted_at = context.context_tokens if is_last else drafted_at
     assert {outcome.action.block_length for outcome in policy.outcomes} >= {0, 2}
+
+
+def test_a_retrieval_source_that_draws_is_switched_off(model: Any) -> None:
+    """Its draft would be cut by what it drew, and sampling would no longer be the target's."""
+
+    class Drawing(Assistant):
+        name = "drawing"
+        is_retrieval = True
+
+    policy = Watching(Action("drawing", 1))
+    with (
+        autospec.wrap(model, drafts=[Drawing(tiny.near_copy(model))], policy=policy, sampling="maximal") as speculator,
+        pytest.warns(UserWarning, match="drawing switched off: its drafts are drawn"),
+    ):
+        model.generate(tiny.prompt(20), max_new_tokens=8, do_sample=True)
+    assert speculator.last_request is not None
+    assert speculator.last_request.num_draft_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("scores", [float("nan")] * 16),
+        ("scores", None),
+        ("scores", [float("inf")]),
+        ("match_length", -1),
+        ("match_length", None),
+        ("catch_up_seconds", float("nan")),
+    ],
+)
+def test_what_a_source_says_of_its_draft_is_checked(model: Any, field: str, value: Any) -> None:
+    class Odd(NGram):
+        def start(self, request: Any) -> Any:
+            inner = super().start(request)
+
+            class Session:
+                def propose(self, committed: Any, block_length: int) -> Proposal:
+                    return replace(inner.propose(committed, block_length), **{field: value})
+
+            return Session()
+
+    plain = model.generate(tiny.prompt(20), max_new_tokens=20, do_sample=False)
+    with (
+        autospec.wrap(model, drafts=[Odd()], policy=Watching(Action("ngram", 4))) as speculator,
+        pytest.warns(UserWarning, match="ngram switched off: proposed"),
+    ):
+        output = model.generate(tiny.prompt(20), max_new_tokens=20, do_sample=False)
+    assert torch.equal(output, plain)
+    assert speculator.last_request is not None
+    assert "ngram switched off: proposed" in (speculator.last_request.notes or "")
+
+
+@pytest.mark.parametrize("sampling", ["paired", "maximal"])
+def test_a_retrieval_source_that_breaks_does_not_end_a_request(model: Any, sampling: str) -> None:
+    class Breaking(NGram):
+        def start(self, request: Any) -> Any:
+            raise RuntimeError("broken")
+
+    with (
+        autospec.wrap(model, drafts=[Breaking(), "suffix"], policy=Watching(OFF), sampling=sampling),
+        pytest.warns(UserWarning, match="ngram switched off: RuntimeError: broken"),
+    ):
+        model.generate(tiny.prompt(20), max_new_tokens=8, do_sample=True)
+
+
+@pytest.mark.parametrize("name", ["ngram", "suffix"])
+def test_indexing_the_prompt_is_no_part_of_drafting(model: Any, name: str) -> None:
+    """Case C01."""
+    policy = Watching(Action(name, 4))
+    with autospec.wrap(model, drafts=[name], policy=policy):
+        model.generate(tiny.prompt(200), max_new_tokens=12, do_sample=False)
+    first, *later = policy.outcomes
+    assert first.catch_up_seconds > 0
+    assert all(outcome.catch_up_seconds == 0 for outcome in later)
+    assert all(outcome.draft_seconds >= 0 for outcome in policy.outcomes)

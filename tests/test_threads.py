@@ -212,3 +212,23 @@ class TestSettingBack:
         assert torch.equal(drawn, torch.rand(4, generator=again))
         assert torch.equal(generator.get_state(), again.get_state())
         assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_child_forked_while_others_decode_can_decode() -> None:
+    """A lock that another thread held at the fork is a new one in the child."""
+    import os
+    import time
+
+    from autospec.controller import Controller
+    from autospec.policies import Fixed
+
+    controller = Controller(Fixed())
+    with controller._lock:  # as another thread's at this moment
+        child = os.fork()
+        if child == 0:
+            done = controller._lock.acquire(timeout=5)
+            os._exit(0 if done else 1)
+    deadline = time.monotonic() + 20
+    while (found := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert found == (child, 0)

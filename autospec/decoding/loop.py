@@ -134,9 +134,10 @@ class Loop:
         """One block: draft up to k tokens, verify them in one target forward, commit."""
         context, action = self._choose()
         catch_up_tokens = self._backlog(action.source) if action.block_length else 0
-        self._watch.lap()
+        _, asking_seconds = self._offered.get(action.source, (None, 0.0))  # of what is used
+        self.tally.decision_seconds += self._watch.lap() - asking_seconds
         proposal = self._propose(action)
-        draft_seconds = self._watch.lap() + self._offered.get(action.source, (proposal, 0.0))[1]
+        draft_seconds = self._watch.lap() + asking_seconds
         num_draft = len(proposal.tokens)
         input_ids = self._answer.tokens.followed_by(proposal.tokens)
         logits = self._target.forward(input_ids, num_draft)
@@ -191,6 +192,8 @@ class Loop:
             return None
         started = time.perf_counter()
         proposal = self._drafted(name, length)
+        if proposal.draft_probs is not None:  # all of it is dropped, whatever was drawn
+            self._switch_off(name, DraftError("its drafts are drawn, and a retrieval source's may not be"))
         if name not in self._sources:  # it failed
             return None
         self._offered[name] = (proposal, time.perf_counter() - started)
@@ -240,7 +243,8 @@ class Loop:
                 self._note(f"{source}: {note}")
             return proposal
         except Exception as error:  # a draft never decides what is said, so few may end a request
-            if self._request.do_sample and not self._draft_request.is_paired and not isinstance(error, DraftError):
+            may_have_drawn = self._request.do_sample and not self._draft_request.is_paired
+            if may_have_drawn and source not in self._retrieval and not isinstance(error, DraftError):
                 raise  # it may follow from a token drawn just now, and dropping that one would depend on its own draw
             self._switch_off(source, error)
             return Proposal()

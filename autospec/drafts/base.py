@@ -11,6 +11,7 @@ Contracts (every source runs the same contract tests):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -124,11 +125,16 @@ def with_logits(tokens: Sequence[int], vocab_size: int) -> list[int]:
     return list(tokens[:stop])
 
 
+def _is_share(value: Any) -> bool:
+    return isinstance(value, (int, float)) and 0.0 <= value <= 1.0
+
+
 def checked(proposal: Proposal, block_length: int, vocab_size: int) -> Proposal:
     """The proposal, if it is one that can be verified.
 
     Raises:
-        DraftError: it is no proposal, holds too many tokens or ids that do not exist, or its q has another shape.
+        DraftError: it is no proposal, holds too many tokens or ids that do not exist, its q has another shape, or what
+            it says of itself (scores, length of its match, seconds) cannot be.
     """
     if not isinstance(proposal, Proposal):
         raise DraftError(f"proposed {type(proposal).__name__} instead of a Proposal")
@@ -139,6 +145,13 @@ def checked(proposal: Proposal, block_length: int, vocab_size: int) -> Proposal:
         raise DraftError(f"proposed {len(tokens)} tokens when asked for {block_length}")
     if unknown := next((token for token in tokens if not 0 <= token < vocab_size), None):
         raise DraftError(f"proposed token id {unknown}, the target has ids 0 to {vocab_size - 1}")
+    scores, length, seconds = proposal.scores, proposal.match_length, proposal.catch_up_seconds
+    if not isinstance(scores, (list, tuple)) or not all(_is_share(score) for score in scores):
+        raise DraftError("proposed scores that are not a list of numbers from 0 to 1")
+    if type(length) is not int or length < 0:
+        raise DraftError(f"proposed with match_length={length!r}: a whole number of at least 0 is needed")
+    if not isinstance(seconds, (int, float)) or not 0.0 <= seconds < math.inf:
+        raise DraftError(f"proposed with catch_up_seconds={seconds!r}: a number of seconds is needed")
     shape = None if proposal.draft_probs is None else tuple(getattr(proposal.draft_probs, "shape", ()))
     if shape is not None and shape != (len(tokens), vocab_size):
         raise DraftError(f"proposed draft_probs of shape {shape} for {len(tokens)} tokens and {vocab_size} ids")

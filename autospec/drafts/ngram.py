@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 
 CONTINUATIONS = ("newest", "frequent")
+USUAL_TOKENS = 33
+"""That a block may bring; the time of indexing more of them is no part of drafting."""
 
 
 class NGram:
@@ -114,14 +117,23 @@ class NGramSession:
         self._num_indexed = 0  # n-grams that end before this position, and so have a continuation, are indexed
 
     def propose(self, committed: Sequence[int], block_length: int) -> Proposal:
-        self._extend(committed)
+        catch_up_seconds = self._catch_up(committed)
         for size in self._sizes:
             start = self._index.find(tuple(committed[-size:])) if len(committed) >= size else None
             if start is not None:
                 trusted = block_length if self._tokens_per_match is None else size * self._tokens_per_match
                 tokens = self._continuation(committed, start, min(block_length, trusted))
-                return Proposal(tokens, match_length=size)
-        return Proposal()
+                return Proposal(tokens, catch_up_seconds=catch_up_seconds, match_length=size)
+        return Proposal(catch_up_seconds=catch_up_seconds)
+
+    def _catch_up(self, committed: Sequence[int]) -> float:
+        """Index what is new. Returns: seconds, of more than usual blocks bring: a prompt, or what others committed."""
+        if len(committed) - self._num_indexed <= USUAL_TOKENS:
+            self._extend(committed)
+            return 0.0
+        started = time.perf_counter()
+        self._extend(committed)
+        return time.perf_counter() - started
 
     def _extend(self, committed: Sequence[int]) -> None:
         for end in range(self._num_indexed + 1, len(committed)):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autospec.drafts.automaton import SuffixAutomaton
 from autospec.drafts.base import DraftRequest, Proposal, with_logits
+from autospec.drafts.ngram import USUAL_TOKENS
 from autospec.drafts.pool import DEPTH, SuffixIndex, SuffixPool
 from autospec.errors import ConfigurationError, DraftError
+from autospec.forks import renew_after_fork
 from autospec.notices import warn
 
 if TYPE_CHECKING:
@@ -81,6 +84,7 @@ class Suffix:
         self.min_score = min_score
         self._max_pool_tokens = max_pool_tokens
         self._lock = threading.Lock()
+        renew_after_fork(self)
         self._pools: dict[str, SuffixPool] = {_ALL: pool or SuffixPool(max_tokens=max_pool_tokens)}
 
     @property
@@ -140,11 +144,14 @@ class SuffixSession:
         self._automaton = SuffixAutomaton()
 
     def propose(self, committed: Sequence[int], block_length: int) -> Proposal:
+        started, num_new = time.perf_counter(), len(committed) - self._automaton.num_tokens
         self._automaton.extend(committed[self._automaton.num_tokens :])
+        catch_up_seconds = time.perf_counter() - started if num_new > USUAL_TOKENS else 0.0
         found = [self._here(block_length), *(self._in(index, committed, block_length) for index in self._indexes)]
         tokens, scores, match_length = max(found, key=lambda draft: sum(draft[1]))
         tokens = with_logits(tokens, self._vocab_size)
-        return Proposal(tokens, scores=scores[: len(tokens)], match_length=match_length)
+        scores = scores[: len(tokens)]
+        return Proposal(tokens, catch_up_seconds=catch_up_seconds, scores=scores, match_length=match_length)
 
     def _here(self, block_length: int) -> _Draft:
         longest = next(iter(self._automaton.matches(self._min_match)), None)

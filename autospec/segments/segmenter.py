@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autospec.errors import ConfigurationError
+from autospec.forks import renew_after_fork
 from autospec.segments.features import OTHER, SEGMENTS, Sign, classify, score, signs
 from autospec.segments.labels import DEFAULT, clean, surrounding
 from autospec.segments.prompts import Prompt
@@ -74,6 +75,7 @@ class Segmenter:
         )
         self._labels: set[str] = set()
         self._lock = threading.Lock()
+        renew_after_fork(self)
 
     @classmethod
     def from_file(cls, path: str | Path, *, clusters: str | Path | None = None) -> Segmenter:
