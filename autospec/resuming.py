@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from autospec.controller import Controller
-from autospec.errors import ConfigurationError
+from autospec.fetching import one_line
 from autospec.notices import warn
 from autospec.policies.base import Policy
 from autospec.policies.merging import merge
@@ -91,8 +91,8 @@ class Learned:
             try:
                 check(self._policy, state.state)
                 usable.append(state)
-            except ConfigurationError as error:
-                num_damaged, reason = num_damaged + 1, str(error)
+            except Exception as error:  # noqa: BLE001  # nothing in a database may keep a model from being wrapped
+                num_damaged, reason = num_damaged + 1, one_line(error)
         while usable:
             try:
                 merged, count = merge(self._policy, [state.state for state in usable], int(self._process, 16))

@@ -158,7 +158,7 @@ class AcceptanceModel:
             }
             by_source = {source: Counts.restored(each) for source, each in state["by_source"].items()}
             confidence = {source: Confidence.restored(each) for source, each in state["confidence"].items()}
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise ConfigurationError(f"this is no state of an acceptance model: {error!r}") from error
         self._by_segment, self._by_source, self._confidence = by_segment, by_source, confidence
 

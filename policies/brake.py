@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
+
+from autospec.policies.reading import check_numbers
 
 _MOST_OF_BOUND = 0.5  # of the largest stake that cannot lose everything
 _KEPT = 0.98
+_LEARNED = ("log_wealth", "seen", "mean", "square")  # the others are settings
 
 
 @dataclass(slots=True)
@@ -53,10 +56,13 @@ class Brake:
         return False
 
     def state(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return asdict(self)
+        """What it has learned, as plain JSON values."""
+        return {name: getattr(self, name) for name in _LEARNED}
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> Brake:
-        """Raises: TypeError: this is no such state."""
-        return cls(**state)
+    def restored(cls, state: Mapping[str, Any], error_rate: float = 0.01) -> Brake:
+        """Raises: LookupError, TypeError, ValueError, OverflowError: this is no such state."""
+        learned = {name: state[name] for name in _LEARNED}
+        check_numbers(learned.values())
+        check_numbers([learned["seen"], learned["square"]], low=0.0)
+        return cls(error_rate, **learned)

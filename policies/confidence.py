@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from autospec.policies.reading import check_precision, finite
 from autospec.types import Offer
 
 FEATURES = ("match length", "recent acceptance", "temperature", "position in the output")
@@ -18,6 +19,7 @@ _CERTAINTY = 4.0  # of the prior that features say nothing
 _KEPT = 0.999  # of old evidence at each new offer
 _LONGEST_STEP = 0.5
 _FARTHEST = 6.0  # a shift of the logit
+_MOST_WEIGHT = 1e6  # in size
 _LEAST_SHARE = 0.02  # of a score that is believed
 
 
@@ -115,10 +117,9 @@ class Confidence:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Confidence:
-        """Raises: ValueError, TypeError, KeyError: this is no such state."""
+        """Raises: ValueError, TypeError, LookupError, OverflowError: this is no such state."""
         confidence = cls()
-        weights, precision = [float(weight) for weight in state["weights"]], np.array(state["precision"], dtype=float)
-        if len(weights) != _SIZE or precision.shape != (_SIZE, _SIZE) or not np.all(np.isfinite(precision)):
-            raise ValueError("weights of another shape")
-        confidence._weights, confidence._precision = weights, precision
+        confidence._weights = finite(state["weights"], (_SIZE,), -_MOST_WEIGHT, _MOST_WEIGHT).tolist()
+        confidence._precision = finite(state["precision"], (_SIZE, _SIZE))
+        check_precision(confidence._precision)
         return confidence

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autospec.policies.confidence import NUM_FEATURES
+from autospec.policies.reading import check_numbers
 
 MAX_POSITIONS = 16
 """Positions that are told apart; what lies beyond is taken to fare as the last."""
 
 _LATE_KEPT = 0.85  # of the latest blocks, at each new one
 _LATE_LEAST = 2.0  # draft tokens
+_MOST_FEATURE = 100.0  # in size; they are made to be some units
 _DEVIATIONS = 3.5  # that the latest blocks must differ by
 
 
@@ -91,7 +93,9 @@ class Counts:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Counts:
-        """Raises: ValueError, TypeError, KeyError, IndexError: this is no such state."""
+        """Raises: ValueError, TypeError, LookupError, OverflowError: this is no such state."""
+        check_numbers([*state["at_risk"], state["asked"], state["proposed"], state["seen"], *state["late"]], low=0.0)
+        check_numbers([*state["features"], state["score"]], low=-_MOST_FEATURE, high=_MOST_FEATURE)
         counts = cls(
             asked=float(state["asked"]),
             proposed=float(state["proposed"]),
@@ -104,9 +108,9 @@ class Counts:
         pairs = list(zip(state["at_risk"], state["accepted"], strict=True))
         if len(counts.features) != NUM_FEATURES or len(pairs) > MAX_POSITIONS:
             raise ValueError("counts of another shape")
+        if not all(0.0 <= accepted <= 1.000001 * judged + 1e-9 for judged, accepted in (*pairs, state["late"])):
+            raise ValueError("counts that contradict each other")
         for position, (at_risk, accepted) in enumerate(pairs):
-            if not 0.0 <= accepted <= at_risk + 1e-9:
-                raise ValueError("counts that contradict each other")
             counts.at_risk[position], counts.accepted[position] = float(at_risk), float(accepted)
         counts.judged_tokens, counts.accepted_tokens = sum(counts.at_risk), sum(counts.accepted)
         return counts

@@ -18,6 +18,8 @@ STALL = 6.0
 """A block that took this many times what is usual for its arm met a stall of the machine: it counts as a usual one."""
 TRIES = 2
 """Blocks of an arm, over all segments, before anything is concluded: one alone may have been a stall."""
+_MOST_GAIN = 1e9
+_MOST_SUM = 1e24
 _TOKENS, _SECONDS, _WEIGHT, _COUNT, _OLDER, _RECENT = range(6)
 _ROWS = _RECENT + 2 * WINDOW
 
@@ -39,7 +41,7 @@ class Sums:
         """One block. Returns its seconds as far as they are believed."""
         self._grow(arm + 1)
         self.gain /= discount
-        if self.gain > 1e9:
+        if self.gain > _MOST_GAIN:
             faded = [row for row in range(_ROWS) if row != _COUNT and not _RECENT <= row < _RECENT + WINDOW]
             self.rows[faded] /= self.gain
             self.gain = 1.0
@@ -88,12 +90,12 @@ class Sums:
     @classmethod
     def restored(cls, state: Any, num_arms: int) -> Sums:
         sums = cls()
-        sums.gain = float(finite(state["gain"], ()))
+        sums.gain = float(finite(state["gain"], (), 1.0, _MOST_GAIN))
         sums._grow(num_arms)
         for arm, column in state["arms"]:
             if type(arm) is not int or not 0 <= arm < num_arms:
                 raise ValueError(f"arm {arm!r} of {num_arms}")
-            sums.rows[:, arm] = finite(column, (_ROWS,))
+            sums.rows[:, arm] = finite(column, (_ROWS,), 0.0, _MOST_SUM)
         return sums
 
 

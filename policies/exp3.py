@@ -10,7 +10,7 @@ import numpy as np
 from autospec.policies.arms import BySegment, Pending
 from autospec.policies.base import CostEstimates, check_range
 from autospec.policies.evidence import TRIES, Beliefs, Evidence
-from autospec.policies.reading import Floats, check_whole, reading_state, restored_random
+from autospec.policies.reading import Floats, check_whole, finite, reading_state, restored_random
 from autospec.policies.scale import Scale
 from autospec.types import OFF, Action, BlockContext, BlockOutcome
 
@@ -137,7 +137,7 @@ class Exp3:
 
 
 def _read_weights(state: Any) -> Floats:
-    log = np.array([np.nan if each is None else each for each in state], dtype=np.float64)
-    if not len(log) or np.isinf(log).any():
-        raise ValueError("log-weights are finite numbers or null")
+    missing = np.array([each is None for each in state])
+    log = finite([0.0 if each is None else each for each in state], (max(1, len(state)),))
+    log[missing] = np.nan
     return log

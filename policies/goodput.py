@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from autospec.errors import ConfigurationError
 from autospec.policies.acceptance import AcceptanceModel
 from autospec.policies.base import MAX_SEGMENTS, CostEstimates, check_range
+from autospec.policies.checking import check_goodput
 from autospec.policies.prices import PriceList, Prices
 from autospec.types import NONE, Action, BlockContext, BlockOutcome
 
@@ -70,7 +71,7 @@ class Goodput:
 
     Args:
         costs: seconds of drafting and verifying on this device.
-        acceptance: what is learned of the sources; a fresh model if None.
+        acceptance: what is learned of the sources, as a model or as the settings of one; None: as usual.
         minimum_gain: predicted gain over a plain step, in tokens, below which plain decoding is not left.
         hysteresis: predicted gain over the last action, in tokens, below which that one is kept.
         exploration: plain steps that exploring may be expected to lose, for each block of the segment.
@@ -86,7 +87,7 @@ class Goodput:
         self,
         costs: CostEstimates,
         *,
-        acceptance: AcceptanceModel | None = None,
+        acceptance: AcceptanceModel | Mapping[str, float] | None = None,
         minimum_gain: float = 0.02,
         hysteresis: float = 0.03,
         exploration: float = 0.0075,
@@ -97,7 +98,7 @@ class Goodput:
         check_range("exploration", exploration, 0.0, 1.0)
         check_range("optimism", optimism, 0.0, 10.0)
         self._prices = Prices(costs)
-        self._acceptance = acceptance if acceptance is not None else AcceptanceModel(prior_acceptance=0.5)
+        self._acceptance = _acceptance_model(acceptance)
         self._minimum_gain = minimum_gain
         self._hysteresis = hysteresis
         self._exploration = exploration
@@ -110,6 +111,7 @@ class Goodput:
     def settings(self) -> dict[str, object]:
         """As it was made, in plain values; what is learned is no setting."""
         return {
+            "acceptance": self._acceptance.settings,
             "minimum_gain": self._minimum_gain,
             "hysteresis": self._hysteresis,
             "exploration": self._exploration,
@@ -122,13 +124,13 @@ class Goodput:
         step = prices.step
         rate = max((segment.tokens + _PRIOR_STEPS) / (segment.seconds + _PRIOR_STEPS * step), 1.0 / step)
         off = _Candidate(1.0 - rate * step, 1.0, step, NONE, 0)
-        lengths = self._prices.block_lengths
+        lengths = prices.block_lengths
         lengths = lengths[: bisect_left(lengths, context.tokens_left)]  # those that have room
         found: dict[str, _Values] = {}
         excluded: list[str] = []
         self._offering.update(context.offers)
         for source in context.sources if lengths else ():
-            draft = self._prices.draft(source, context.context_tokens)
+            draft = self._prices.draft(source, prices)
             if draft is None:
                 excluded.append(f"{source} (not timed)")
             elif source not in context.offers:
@@ -196,12 +198,13 @@ class Goodput:
             ConfigurationError: this is no such state.
         """
         try:
+            check_goodput(state)
             segments = {name: _Segment(**values) for name, values in state["segments"].items()}
             offering = set(state["offering"])
             known = state.get("catch_up", {})
             catch_up = {source: [float(tokens), float(seconds)] for source, (tokens, seconds) in known.items()}
             self._acceptance.restore(state["acceptance"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise ConfigurationError(f"this is no state of policy {self.name!r}: {error!r}") from error
         self._segments, self._offering, self._catch_up = segments, offering, catch_up
 
@@ -274,7 +277,7 @@ class Goodput:
                 context.segment, source, values.lengths[-1], self._optimism, segment.evidence(source)
             )
             hoped = list(accumulate(survival, initial=1.0))
-            draft = self._prices.draft(source, context.context_tokens) or ()
+            draft = self._prices.draft(source, prices) or ()
             hopeful = [
                 index
                 for index, (k, time) in enumerate(zip(values.lengths, draft, strict=False))
@@ -284,6 +287,15 @@ class Goodput:
                 each = values.at(max(hopeful, key=values.values.__getitem__))
                 best = each if best is None or each.value > best.value else best
         return best
+
+
+def _acceptance_model(given: AcceptanceModel | Mapping[str, float] | None) -> AcceptanceModel:
+    if isinstance(given, AcceptanceModel):
+        return given
+    try:
+        return AcceptanceModel(**{"prior_acceptance": 0.5, **(given or {})})
+    except TypeError as error:
+        raise ConfigurationError(f"acceptance={given!r:.80}: settings of an acceptance model are needed") from error
 
 
 class _Values:

@@ -13,6 +13,7 @@ import numpy as np
 from autospec.errors import ConfigurationError
 from autospec.policies.base import MAX_SEGMENTS, CostEstimates, Policy, check_range
 from autospec.policies.brake import Brake
+from autospec.policies.checking import check_guard
 from autospec.policies.prices import Prices
 from autospec.types import Action, BlockContext, BlockOutcome, RequestContext
 
@@ -43,7 +44,7 @@ class Guard:
         hysteresis: so much below that, an action may fall before plain decoding is returned to.
         error_rate: probability that a test stops speculation although it does not lose.
         pause_blocks: blocks decoded plainly after that, before it is tried again; twice as many after each more.
-        seed: of the choice of controls.
+        seed: of the choice of controls; None: another one in each process.
 
     Raises:
         ConfigurationError: a setting is out of range.
@@ -59,7 +60,7 @@ class Guard:
         hysteresis: float = 0.02,
         error_rate: float = 0.01,
         pause_blocks: int = 200,
-        seed: int = 0,
+        seed: int | None = 0,
         name: str | None = None,
     ) -> None:
         check_range("control_share", control_share, 0.0, 1.0)
@@ -173,15 +174,16 @@ class Guard:
             ConfigurationError: this is no such state.
         """
         try:
+            check_guard(state)
             segments = {
-                name: _Segment(**{**values, "brake": Brake.restored(values["brake"])})
+                name: _Segment(**{**values, "brake": Brake.restored(values["brake"], self._error_rate)})
                 for name, values in state["segments"].items()
             }
             chance = np.random.default_rng()
             chance.bit_generator.state = state["random"]
             plain = deque((float(ratio) for ratio in state["plain"]), maxlen=_PLAIN_BLOCKS)
             ratio, inner = float(state["plain_ratio"]), state["policy"]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise ConfigurationError(f"this is no state of policy {self.name!r}: {error!r}") from error
         if inner is not None and hasattr(self.policy, "restore"):
             self.policy.restore(inner)

@@ -60,8 +60,12 @@ class _Weights:
     def restored(cls, state: Any) -> _Weights:
         tokens, seconds, log, tokens_of, blocks = state
         new, shape = cls(), (len(log),)
-        new.tokens, new.seconds = float(finite(tokens, ())), float(finite(seconds, ()))
-        new.log, new.tokens_of, new.blocks = finite(log, shape), finite(tokens_of, shape), finite(blocks, shape)
+        new.tokens, new.seconds = float(finite(tokens, (), 0.0)), float(finite(seconds, (), 1e-9))
+        new.log, new.tokens_of, new.blocks = (
+            finite(log, shape),
+            finite(tokens_of, shape, 0.0),
+            finite(blocks, shape, 0.0),
+        )
         return new
 
 

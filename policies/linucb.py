@@ -11,7 +11,7 @@ import numpy as np
 from autospec.policies.arms import Arms, BySegment, Pending, PlainSteps
 from autospec.policies.base import CostEstimates, check_range
 from autospec.policies.evidence import Sums
-from autospec.policies.reading import Floats, Indices, finite, reading_state
+from autospec.policies.reading import Floats, Indices, check_precision, finite, reading_state
 from autospec.policies.scale import Scale
 from autospec.types import NONE, OFF, Action, BlockContext, BlockOutcome
 
@@ -223,14 +223,21 @@ class LinUCB:
             count = len(state["gram"])
             gram = finite(state["gram"], (count, _SIZE, _SIZE) if count else (0,)).reshape(count, _SIZE, _SIZE)
             moments = finite(state["moments"], (count, 2, _SIZE) if count else (0,)).reshape(count, 2, _SIZE)
-            prior_seconds = finite(state["prior_seconds"], (count,))
-            segments = self._segments.restored(state["segments"], lambda each: finite(each, (_OFFSETS, len(each[0]))))
+            check_precision(gram + self._ridge * np.eye(_SIZE))
+            prior_seconds = finite(state["prior_seconds"], (count,), 0.0)
+            segments = self._segments.restored(state["segments"], _read_offsets)
             if count > len(arms):
                 raise ValueError(f"matrices of {count} arms, and {len(arms)} arms")
         self._arms, self._scale, self._usual, self._segments = arms, scale, usual, segments
         self._gram, self._moments, self._played, self._shapes = gram, moments, Pending(), {}
         self._prior_seconds, self._has_untaught = prior_seconds, True
         self._derive()
+
+
+def _read_offsets(state: Any) -> Floats:
+    offsets = finite(state, (_OFFSETS, max(1, len(state[0]))))
+    finite(state[0], offsets[0].shape, 0.0)  # blocks
+    return offsets
 
 
 def features(context: BlockContext) -> Floats:

@@ -16,7 +16,7 @@ that count (`goodput`, with or without `guard` around it):
   is as certain as the most certain of them, and several copies of a state merge to that state.
 - **Rates of a segment** (tokens and seconds so far) are added up and scaled to the largest share of seconds. The
   budget for exploring is the smallest, since what was spent is spent. Of each source, the last use is the
-  one fewest blocks ago.
+  one fewest blocks ago. Tokens and seconds of catching up are added up and scaled to the largest number of tokens.
 - **Guard.** A test cannot be continued from two halves: per segment the one of the state with most blocks goes
   on. A segment that any process has paused stays so for as many blocks as were left. The last ratios of plain
   steps are joined. No state's random numbers are taken over, or processes that began together would choose the same
@@ -41,10 +41,11 @@ from typing import Any
 import numpy as np
 
 from autospec.policies.base import MAX_SEGMENTS, Policy
+from autospec.policies.checking import State
 from autospec.policies.confidence import Confidence
 from autospec.policies.goodput import Goodput
 from autospec.policies.guard import Guard
-from autospec.policies.states import State, newest_segments
+from autospec.policies.states import newest_segments
 
 _PLAIN_RATIOS = 65
 
@@ -118,6 +119,7 @@ def _merge_goodputs(states: Sequence[State], horizon: float) -> dict[str, Any]:
             "confidence": _joined([m["confidence"] for m in models], _merge_confidences),
         },
         "segments": _joined([state["segments"] for state in states], _merge_segments),
+        "catch_up": _joined([state.get("catch_up", {}) for state in states], _merge_catch_ups),
         "offering": sorted({source for state in states for source in state["offering"]}),
     }
 
@@ -181,6 +183,12 @@ def _merge_segments(found: Sequence[State]) -> State:
         "blocks": blocks,
         "tried": {source: [blocks - since, evidence] for source, (since, evidence) in ago.items()},
     }
+
+
+def _merge_catch_ups(found: Sequence[Any]) -> Any:
+    tokens, seconds = (sum(sums) for sums in zip(*found, strict=True))
+    kept = _share(max(each[0] for each in found), tokens)
+    return [kept * tokens, kept * seconds]
 
 
 def _joined(parts: Sequence[State], combine: Callable[[Sequence[State]], State]) -> dict[str, Any]:

@@ -19,6 +19,8 @@ _MOST = 4096
 class PriceList:
     """Seconds at one length of context."""
 
+    block_lengths: list[int]
+    context_tokens: int
     verify: list[float]  # [longest block + 1], by draft tokens verified
     draft: dict[str, list[float] | None]  # [block lengths] by source; None where it cannot be used
 
@@ -39,7 +41,6 @@ class Prices:
         self._costs = costs
         self._lists: dict[int, PriceList] = {}
         self._version: object = None
-        self.block_lengths = list(costs.block_lengths)
 
     def at(self, context_tokens: int) -> PriceList:
         """Prices after so many committed tokens. Draft sources are added to it as they are asked for."""
@@ -49,29 +50,29 @@ class Prices:
         key = context_tokens // _CONTEXT_TOKENS
         prices = self._lists.get(key)
         if prices is None:
-            longest = self.block_lengths[-1] if self.block_lengths else 0
+            lengths = list(self._costs.block_lengths)
+            longest = lengths[-1] if lengths else 0
             context = _typical(context_tokens)
             verify = [self._costs.verify_seconds(width, context) for width in range(1, longest + 2)]
-            prices = self._lists[key] = PriceList(verify, {})
+            prices = self._lists[key] = PriceList(lengths, context, verify, {})
         return prices
 
-    def draft(self, source: str, context_tokens: int) -> list[float] | None:
-        """[block lengths], seconds of one proposal; None where the source cannot be used."""
-        prices = self.at(context_tokens)
+    def draft(self, source: str, prices: PriceList) -> list[float] | None:
+        """[block lengths of the list], seconds of one proposal; None where the source cannot be used."""
         if source not in prices.draft:
-            context = _typical(context_tokens)
-            seconds = [self._costs.draft_seconds(source, length, context) for length in self.block_lengths]
+            context = prices.context_tokens
+            seconds = [self._costs.draft_seconds(source, length, context) for length in prices.block_lengths]
             prices.draft[source] = None if math.inf in seconds else seconds
         return prices.draft[source]
 
     def seconds(self, source: str, block_length: int, num_draft_tokens: int, context_tokens: int) -> float:
         """A block as it was: so many tokens asked for, so many proposed."""
-        verify = self.at(context_tokens).verify
-        proposed = verify[min(num_draft_tokens, len(verify) - 1)]
-        draft = self.draft(source, context_tokens) if block_length else None
+        prices = self.at(context_tokens)
+        proposed = prices.verify[min(num_draft_tokens, len(prices.verify) - 1)]
+        draft = self.draft(source, prices) if block_length else None
         if not draft:
             return proposed
-        return proposed + draft[min(bisect_left(self.block_lengths, block_length), len(draft) - 1)]
+        return proposed + draft[min(bisect_left(prices.block_lengths, block_length), len(draft) - 1)]
 
 
 def _typical(context_tokens: int) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +14,9 @@ from autospec.errors import ConfigurationError
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
+
+MOST = 1e15
+"""No number of a state is larger in size: what is counted and timed stays far below, and its squares stay finite."""
 
 
 def check_whole(name: str, value: object, low: int) -> None:
@@ -41,7 +45,7 @@ def reading_state(policy: str, state: object, keys: Collection[str]) -> Iterator
         yield
     except ConfigurationError:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise ConfigurationError(f"this is no state of policy {policy!r}: {type(error).__name__}: {error}") from error
 
 
@@ -52,9 +56,25 @@ def restored_random(state: Mapping[str, Any]) -> np.random.Generator:
     return random
 
 
-def finite(values: Any, shape: tuple[int, ...]) -> Floats:
-    """[shape], the values as an array. Raises: ValueError, TypeError: another shape, or not all of them finite."""
+def finite(values: Any, shape: tuple[int, ...], low: float = -MOST, high: float = MOST) -> Floats:
+    """[shape], the values as an array. Raises: ValueError, TypeError: another shape, or not all of them in range."""
     array = np.array(values, dtype=np.float64)
-    if array.shape != shape or not np.isfinite(array).all():
-        raise ValueError(f"finite numbers of shape {shape} are needed, not {array.shape}")
+    if array.shape != shape or not ((array >= low) & (array <= high)).all():
+        raise ValueError(f"numbers from {low:g} to {high:g} of shape {shape} are needed, not {values!r:.40}")
     return array
+
+
+def check_numbers(values: Iterable[Any], low: float = -MOST, high: float = MOST) -> None:
+    """Raises: TypeError, ValueError, OverflowError: one is no finite number, or not in range."""
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise TypeError(f"{value!r:.40} is no number")
+        if not low <= value <= high:
+            raise ValueError(f"{value!r:.40} is not from {low:g} to {high:g}")
+
+
+def check_precision(matrices: Floats) -> None:
+    """Of Gaussians, [..., n, n]. Raises: ValueError: one is not symmetric, or not positive definite."""
+    if not np.allclose(matrices, matrices.swapaxes(-1, -2), rtol=1e-6):
+        raise ValueError("matrices that are not symmetric")
+    np.linalg.cholesky(matrices)

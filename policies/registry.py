@@ -120,7 +120,6 @@ def build_policy(kind: Any, settings: Any, measure_costs: Callable[[], CostEstim
         return make_tuned(settings, lambda name, inner: build_policy(name, inner, measured))
     parameters = dict(inspect.signature(make).parameters)
     needs_costs = parameters.pop("costs", None) is not None
-    parameters.pop("acceptance", None)  # an object, no setting
     if unknown := sorted(set(map(str, settings)) - set(parameters)):
         known = ", ".join(parameters) or "none"
         raise ConfigurationError(f"unknown setting {unknown[0]!r} of policy {kind!r}: known are {known}")

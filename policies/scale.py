@@ -11,6 +11,7 @@ from autospec.policies.reading import finite
 _SIZE = 128
 _QUANTILE = 0.9
 _LEAST = 0.02
+_MOST = 1e100
 _LOOK_EVERY = 8
 
 
@@ -38,10 +39,10 @@ class Scale:
     def restored(cls, state: Any) -> Scale:
         """Raises: ValueError, TypeError, KeyError: this is no such state."""
         scale = cls()
-        scale.value = float(finite(state["value"], ()))
+        scale.value = float(finite(state["value"], (), _LEAST, _MOST))
         scale._count = state["count"]
-        if type(scale._count) is not int or scale._count < 0 or scale.value <= 0.0:
-            raise ValueError(f"a scale of {scale.value} from {scale._count!r} sizes")
+        if type(scale._count) is not int or scale._count < 0:
+            raise ValueError(f"a scale from {scale._count!r:.40} sizes")
         known = min(scale._count, _SIZE)
-        scale._sizes[:known] = finite(state["sizes"], (known,))
+        scale._sizes[:known] = finite(state["sizes"], (known,), 0.0, _MOST)
         return scale

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from autospec.errors import ConfigurationError
 from autospec.policies.base import Policy
-from autospec.policies.confidence import Confidence
-from autospec.policies.counts import Counts
+from autospec.policies.checking import check_goodput, check_guard
 from autospec.policies.goodput import Goodput
 from autospec.policies.guard import Guard
-
-State = Mapping[str, Any]
 
 _BY_SEGMENT = ("segments", "by_segment", "weights")  # where policies keep what belongs to one, seen last at the end
 
@@ -41,14 +35,14 @@ def check(policy: Policy, state: Any) -> None:
     """
     try:
         if type(policy) is Guard:
-            _check_guard(state)
+            check_guard(state)
             if hasattr(policy.policy, "restore"):
                 check(policy.policy, state["policy"])
         elif type(policy) is Goodput:
-            _check_goodput(state)
+            check_goodput(state)
     except ConfigurationError:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise ConfigurationError(
             f"this is no state of policy {policy.name!r}: {type(error).__name__}: {error}"
         ) from error
@@ -65,44 +59,3 @@ def _are_pairs(kept: Any) -> bool:
     return isinstance(kept, list) and all(
         isinstance(each, list) and len(each) == 2 and isinstance(each[0], str) for each in kept
     )
-
-
-def _check_guard(state: State) -> None:
-    for segment in state["segments"].values():
-        _check_numbers(segment[name] for name in ("blocks", "paused_until", "pause", "trips"))
-        _check_numbers(segment["brake"].values())
-    _check_numbers(state["plain"])
-    _check_numbers([state["plain_ratio"]], above=0.0)
-
-
-def _check_goodput(state: State) -> None:
-    model = state["acceptance"]
-    for found in (model["by_source"], *model["by_segment"].values()):
-        for counts in found.values():
-            _check_counts(counts)
-    for confidence in model["confidence"].values():
-        Confidence.restored(confidence)
-        np.linalg.cholesky(confidence["precision"])  # it is one of a Gaussian
-        _check_numbers(confidence["weights"])
-    for segment in state["segments"].values():
-        _check_numbers(segment[name] for name in ("block_length", "tokens", "seconds", "budget", "blocks"))
-        for block, evidence in segment["tried"].values():
-            _check_numbers([block, evidence])
-        if not isinstance(segment["source"], str):
-            raise TypeError(f"{segment['source']!r:.40} is no source")
-    if not all(isinstance(source, str) for source in state["offering"]):
-        raise TypeError("sources that are no names")
-
-
-def _check_counts(counts: State) -> None:
-    Counts.restored(counts)
-    _check_numbers([*counts["at_risk"], counts["asked"], counts["proposed"], counts["seen"], *counts["late"]], low=0.0)
-    _check_numbers([*counts["accepted"], *counts["features"], counts["score"]])
-
-
-def _check_numbers(values: Iterable[Any], low: float = -math.inf, above: float = -math.inf) -> None:
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise TypeError(f"{value!r:.40} is no number")
-        if value < low or value <= above:
-            raise ValueError(f"{value!r} is too small")

@@ -19,7 +19,7 @@ SHORTEST = 4
 """Characters of a request's id that may stand for it."""
 
 
-def find_request(store: Store, name: str) -> tuple[RequestRecord, list[BlockOutcome]]:
+def find_request(store: Store, name: str) -> tuple[RequestRecord, list[BlockOutcome], str | None]:
     """A request and its blocks.
 
     Args:
@@ -27,10 +27,10 @@ def find_request(store: Store, name: str) -> tuple[RequestRecord, list[BlockOutc
         name: its id, the beginning of it, or `last` for the newest.
 
     Returns:
-        The request, and its blocks; none where they were not kept.
+        The request; its blocks, none where they were not kept; and why they cannot be read, where they cannot.
 
     Raises:
-        ConfigurationError: there is no such request, or there are several, or its trace is damaged.
+        ConfigurationError: there is no such request, or there are several.
         StoreError: the database cannot be read.
     """
     query = select(RequestRow, DeploymentRow, TraceRow).join(DeploymentRow, isouter=True)
@@ -53,16 +53,20 @@ def find_request(store: Store, name: str) -> tuple[RequestRecord, list[BlockOutc
         row, place, trace = found[0]
         record = codec.row_to_request(row, None if place is None else codec.row_to_deployment(place))
         data = None if trace is None else bytes(trace.blocks)
-    return record, [] if data is None else traces.unpack(data, record.segment)
+    try:
+        return record, [] if data is None else traces.unpack(data, record.segment), None
+    except ConfigurationError as error:
+        return record, [], str(error)
 
 
-def explain(record: RequestRecord, blocks: Sequence[BlockOutcome], width: int = 120) -> str:
+def explain(record: RequestRecord, blocks: Sequence[BlockOutcome], width: int = 120, trouble: str | None = None) -> str:
     """The decisions of a request in words and numbers.
 
     Args:
         record: the request.
         blocks: its blocks, none where they were not kept.
         width: columns of the terminal.
+        trouble: why the blocks that were kept cannot be read.
 
     Returns:
         The text, ending in a newline.
@@ -71,7 +75,7 @@ def explain(record: RequestRecord, blocks: Sequence[BlockOutcome], width: int = 
     lines = [
         f"request {record.request_id}, {record.started_at:%Y-%m-%d %H:%M:%S} UTC, "
         f"segment {visible(record.segment, 60)}",
-        f"policy {record.policy}{f' ({record.policy_version})' if record.policy_version else ''}, {record.decoding}, "
+        f"policy {visible(record.policy, 60)}{_version(record)}, {visible(record.decoding, 10 * width)}, "
         f"{record.prompt_tokens} prompt tokens, {record.output_tokens} of the answer in {seconds.total:.3f} s",
     ]
     if record.is_control:
@@ -96,11 +100,17 @@ def explain(record: RequestRecord, blocks: Sequence[BlockOutcome], width: int = 
     if blocks:
         lines.append("Block by block: context, action, drafted, accepted, committed (+1 included), ms, reason")
         lines += [_block(block, width) for block in blocks]
+    elif trouble is not None:
+        lines.append(f"Its blocks were kept, and cannot be read: {visible(trouble, 10 * width)}")
     else:
         lines.append(
             "Its blocks were not kept one by one: wrap(..., trace=0.01) keeps those of one request in a hundred."
         )
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _version(record: RequestRecord) -> str:
+    return f" ({visible(record.policy_version, 60)})" if record.policy_version else ""
 
 
 def _by_count(item: tuple[str, int]) -> tuple[int, str]:

@@ -107,6 +107,7 @@ class Recorder:
         self._steps: Generator[None, None, bool] | None = None  # of replaying orphans
         self._num_taken = 0  # from the queue
         self._num_encoding = 0  # of these, not in the backlog yet
+        self._num_given_up = 0  # counted as dropped although the writer, that outlives close(), is still at them
         self._num_settled = 0
         self.written = 0
         self.dropped = 0
@@ -203,7 +204,7 @@ class Recorder:
 
         Args:
             timeout: what cannot be written within these seconds is left in the spool; without one it is dropped and
-                counted.
+                counted. Should a write that is under way succeed after that, it is counted as written instead.
         """
         with self._changed:
             if self._closed:
@@ -221,8 +222,10 @@ class Recorder:
             lost = len(self._queue)
             self._drop_from_queue(lost)  # the gatherer did not come to them
             dropped = self._backlog.drop(keep=0)
+            self._num_given_up = self._backlog.num_in_memory
+            dropped += self._num_given_up
             self._settle(dropped=dropped)
-            lost, kept = lost + dropped, len(self._backlog)
+            lost, kept = lost + dropped, len(self._backlog) - self._num_given_up
             if self._writer is None or self._has_left:
                 self._leave()
         if lost:
@@ -322,6 +325,8 @@ class Recorder:
             self._settle(dropped=len(items) - len(entries))
             if entries:
                 self._settle(dropped=self._backlog.add(entries, lines))
+            if self._has_left:  # nobody writes what came too late for the spool
+                self._settle(dropped=self._backlog.drop(keep=0))
             trouble = self._backlog.last_error if self._folder is not None else None
             self.last_error = trouble or self.last_error
             self._changed.notify_all()
@@ -351,6 +356,8 @@ class Recorder:
                     failures = 0
                     self._warned.discard("database")
                     self._backlog.settle(batch)
+                    self._settle(dropped=-self._num_given_up)  # written after all
+                    self._num_given_up = 0
                     self.damaged += batch.num_damaged
                     self._settle(written=len(batch.entries) - lost, dropped=lost + batch.num_damaged)
                     if self._folder is not None and self._steps is None and time.monotonic() >= self._orphans_at:

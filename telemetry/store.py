@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from datetime import datetime
+from operator import eq
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -34,6 +35,7 @@ from autospec.types import Comparison, Deployment, PolicyState, RecordedTokens, 
 PAGE_ROWS = 1_000
 RETRY_SECONDS = 10.0
 FORK_SECONDS = 2.0
+STATE_KEY = (PolicyStateRow.family, PolicyStateRow.version, PolicyStateRow.process)
 
 
 class Store:
@@ -198,9 +200,8 @@ class Store:
         Raises:
             StoreError: the database cannot be read.
         """
-        query = (
-            select(PolicyStateRow, DeploymentRow)
-            .join(DeploymentRow, DeploymentRow.id == PolicyStateRow.deployment_id)
+        keys = (
+            select(*STATE_KEY)
             .where(
                 PolicyStateRow.family == states.family(deployment),
                 PolicyStateRow.version == codec.clean_text(version),
@@ -212,9 +213,9 @@ class Store:
         found: list[PolicyState] = []
         num_damaged = 0
         with self._transaction() as connection, Session(connection) as session:
-            for row, place in session.execute(query):
+            for key in session.execute(keys).all():
                 try:
-                    found.append(states.from_row(row, codec.row_to_deployment(place)))
+                    found.append(read_state(session, key))
                 except ValueError:
                     num_damaged += 1
         return states.heads(found), num_damaged
@@ -330,6 +331,20 @@ class Store:
             self._engine.dispose(close=False)
             if self._is_memory:
                 _orphans.add(self._engine)
+
+
+def read_state(session: Session, key: Sequence[Any]) -> PolicyState:
+    """A learned state by its key. One at a time: what cannot be read of one, not even its JSON, hides no other.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    query = select(PolicyStateRow, DeploymentRow).join(DeploymentRow, isouter=True)
+    try:
+        row, place = session.execute(query.where(*map(eq, STATE_KEY, key))).one()
+        return states.from_row(row, codec.row_to_deployment(place))
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def _tokens(row: RecordingRow) -> RecordedTokens:

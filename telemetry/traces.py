@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 from autospec.errors import ConfigurationError
 from autospec.types import Action, BlockOutcome
@@ -13,6 +14,7 @@ VERSION = 2
 _READABLE = (1, 2)  # the first kept only the kinds of reasons
 MOST_BYTES = 16 << 20
 """Of a trace when it is unpacked; a request of a million blocks has less."""
+_MOST = 1 << 63  # in size, of a number in it
 
 _COUNTS = (
     "context_tokens",
@@ -52,8 +54,13 @@ def unpack(data: bytes, segment: str) -> list[BlockOutcome]:
             raise ValueError("it is cut short")
         if content["version"] not in _READABLE:
             raise ConfigurationError(f"the trace has version {content['version']!r}: a newer autospec can read it")
-        actions = [Action(source, length, reason) for source, length, reason in content["actions"]]
-        columns = content["columns"]
+        actions = [_action(*each) for each in content["actions"]]
+        columns: dict[str, Any] = {
+            **{name: _whole_numbers(content["columns"][name], low=0) for name in ("action", *_COUNTS)},
+            **{name: _whole_numbers(content["columns"][name], low=-_MOST) for name in _SECONDS},
+        }
+        if len({len(column) for column in columns.values()}) != 1:
+            raise ValueError("columns that differ in length")
         return [
             BlockOutcome(
                 segment=segment,
@@ -63,5 +70,19 @@ def unpack(data: bytes, segment: str) -> list[BlockOutcome]:
             )
             for index in range(len(columns["action"]))
         ]
-    except (zlib.error, ValueError, KeyError, IndexError, TypeError) as error:
+    except ConfigurationError:
+        raise
+    except (zlib.error, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise ConfigurationError(f"this is no trace of blocks ({type(error).__name__}: {error})") from error
+
+
+def _action(source: object, block_length: object, reason: object) -> Action:
+    if not isinstance(source, str) or not isinstance(reason, str) or type(block_length) is not int or block_length < 0:
+        raise TypeError("an action is a source, a block length and a reason")
+    return Action(source, block_length, reason)
+
+
+def _whole_numbers(column: list[Any], low: int) -> list[int]:
+    if not all(type(value) is int and low <= value <= _MOST for value in column):
+        raise TypeError("columns are whole numbers")
+    return column

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,13 +51,18 @@ _JSON_COLUMNS = {
     "policy_state": ("inherited",),
 }
 _PLACED = ("request", "calibration", "policy_state")
+_UNREADABLE = (ValueError, TypeError, OverflowError, RecursionError)  # JSON or a time that is none
 _TIMES = ("started_at", "made_at", "measured_at", "updated_at")
+
+_log = logging.getLogger("autospec.telemetry")
 
 Progress = Callable[[int], object]
 
 
 def entries(store: Store) -> Iterator[list[Entry]]:
     """All that is stored, in batches, read in short transactions. Sums by the hour follow from it and are not in it.
+
+    A row that is damaged is left out, which the log says.
 
     Raises:
         StoreError: the database cannot be read.
@@ -71,13 +77,13 @@ def entries(store: Store) -> Iterator[list[Entry]]:
         last: Any = None
         while True:
             with store.reading() as connection:
-                rows = _rows(connection, row_type, key, _page(kind), last)
+                rows, last = _rows(connection, row_type, key, _page(kind), last)
                 places = _places(connection, rows)
                 traces, recordings = _belongings(connection, rows) if kind == "request" else ({}, {})
-            if not rows:
+            if last is None:
                 break
-            last = [rows[-1][name] for name in key]
-            yield [_entry(kind, row, places, traces, recordings) for row in rows]
+            if rows:
+                yield [_entry(kind, row, places, traces, recordings) for row in rows]
 
 
 def num_entries(store: Store) -> int:
@@ -179,14 +185,30 @@ def _page(kind: str) -> int:
 
 def _rows(
     connection: Connection, row_type: type[Base], key: Sequence[str], limit: int, last: Any = None
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], Any]:
+    """Those after the key `last` that can be read, and the key of the last one looked at; None: there are no more."""
     table = row_type.__table__
     assert isinstance(table, Table)
     columns = [table.c[name] for name in key]
-    query = select(table).order_by(*columns).limit(limit)
+    keys = select(*columns).order_by(*columns).limit(limit)
     if last is not None:
-        query = query.where(tuple_(*columns) > tuple_(*last))
-    return [dict(row) for row in connection.execute(query).mappings()]
+        keys = keys.where(tuple_(*columns) > tuple_(*last))
+    found = [tuple(row) for row in connection.execute(keys)]
+    if not found:
+        return [], None
+    query = select(table).order_by(*columns)
+    try:
+        page = query.where(tuple_(*columns) >= tuple_(*found[0]), tuple_(*columns) <= tuple_(*found[-1]))
+        return [dict(row) for row in connection.execute(page).mappings()], found[-1]
+    except _UNREADABLE:
+        pass
+    rows = []
+    for each in found:
+        try:
+            rows += [dict(row) for row in connection.execute(query.where(tuple_(*columns) == tuple_(*each))).mappings()]
+        except _UNREADABLE as error:
+            _log.warning("%s %s cannot be read and is left out: %s", table.name, ", ".join(map(str, each)), error)
+    return rows, found[-1]
 
 
 def _places(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> dict[int, Entry]:

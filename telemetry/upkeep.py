@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Connection, delete, func, insert, inspect, select, text, update
+from sqlalchemy.orm import Session
 
 from autospec.errors import ConfigurationError
-from autospec.telemetry import states
 from autospec.telemetry.rollups import hour_of
 from autospec.telemetry.schema import (
     Base,
@@ -25,7 +25,7 @@ from autospec.telemetry.schema import (
     TraceRow,
     to_microseconds,
 )
-from autospec.telemetry.store import Store
+from autospec.telemetry.store import STATE_KEY, Store, read_state
 
 PRUNE_ROWS = 5_000
 YOUNGEST_SECONDS = 86_400
@@ -203,10 +203,11 @@ def _check_hours(connection: Connection) -> list[Problem]:
 
 def _check_states(connection: Connection) -> list[Problem]:
     count = num_damaged = 0
-    for (data,) in connection.execute(select(PolicyStateRow.state).execution_options(yield_per=32)):
+    for key in connection.execute(select(*STATE_KEY)).all():
         count += 1
         try:
-            states.unpack(bytes(data))
+            with Session(connection) as session:
+                read_state(session, key)
         except ValueError:
             num_damaged += 1
     if not num_damaged:

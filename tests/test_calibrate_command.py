@@ -49,6 +49,17 @@ def test_used_wrongly(target: str, tmp_path: Path) -> None:
     code, _, err = run("--target", target, "--plot", str(tmp_path / "costs.png"))
     assert code == 2
     assert ".html" in err
+    (tmp_path / "file").touch()
+    for folder in ("missing", "file"):
+        code, _, err = run("--target", target, "--plot", str(tmp_path / folder / "costs.html"))
+        assert code == 2
+        assert folder in err
+        assert "loading" not in err
+    for seconds in ("nan", "inf", "0"):
+        code, _, err = run("--target", target, "--seconds", seconds)
+        assert code == 2
+        assert "--seconds" in err
+        assert "loading" not in err
     code, _, err = run("--target", target, "--drafts", "nothing")
     assert code == 2
     assert "unknown draft source" in err

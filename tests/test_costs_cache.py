@@ -60,6 +60,49 @@ def test_a_damaged_file_is_named_and_not_used(damage: str, caplog: pytest.LogCap
     assert path.name in caplog.text
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"block_lengths": [0, 1]},
+        {"block_lengths": [-3, 1]},
+        {"block_lengths": [1, 3_000_000]},
+        {"measured_at": "2026-01-01T00:00:00"},
+        {"measured_at": 5},
+        {"calibration_seconds": 10**400},
+        {"calibration_seconds": float("nan")},
+        {"spread": float("inf")},
+        {"verify": {"seconds": [[1.0, 10**400], [1.0, 2.0]]}},
+        {"verify": {"seconds": [[1.0, 1e308], [1.0, 2.0]]}},
+        {"verify": {"seconds": [[1e-320, 1.0], [1.0, 2.0]]}},
+        {"verify": {"composed": [[float("inf"), 1]]}},
+        {"verify": {"composed": [[10**400, 1, 2]]}},
+        {"verify": {"contexts": [10, 10**400]}},
+        {"verify": {"tokens": [-1, 2]}},
+        {"drafts": None},
+    ],
+    ids=lambda change: f"{change!r:.50}",
+)
+def test_wrong_values_are_named_and_not_used(change: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    path = save({"device": "a"}, TABLE)
+    assert path is not None
+    content = json.loads(path.read_text(encoding="utf-8"))
+    for name, value in change.items():
+        content["table"][name] = {**content["table"][name], **value} if name == "verify" else value
+    path.write_text(json.dumps(content), encoding="utf-8")
+    assert load({"device": "a"}) is None
+    assert path.name in caplog.text
+    assert "measured again" in caplog.text
+
+
+@pytest.mark.parametrize("variable", ["AUTOSPEC_COSTS", "AUTOSPEC_CACHE"])
+def test_a_folder_of_nobody(variable: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.delenv("AUTOSPEC_COSTS")
+    monkeypatch.setenv(variable, "~nobodyhere/x")
+    assert load({"device": "a"}) is None
+    assert save({"device": "a"}, TABLE) is None
+    assert "~nobodyhere/x" in caplog.text
+
+
 def test_bytes_that_are_no_text(caplog: pytest.LogCaptureFixture) -> None:
     path = save({"device": "a"}, TABLE)
     assert path is not None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import random
+import sys
+import threading
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 
 import autospec
 from autospec.costs import CostModel, CostTable, Curve
+from autospec.costs import upkeep as costs_upkeep
 from autospec.costs.correction import Correction, winsorised_mean
 from autospec.costs.measuring import Measured
 from autospec.costs.upkeep import LEAST_SECONDS_BETWEEN, Upkeep
@@ -61,6 +64,36 @@ def test_it_answers_as_calibrated_until_it_has_seen_something() -> None:
     assert estimates.is_extrapolated(18, 100)
     assert not estimates.is_extrapolated(17, 1100)
     assert model.cheapest_width(1, 100) == 1
+
+
+def test_readers_never_see_parts_of_two_calibrations() -> None:
+    """A source that only one of them has is either priced or not: table and corrections change at once."""
+    without = CostTable(TABLE.block_lengths, TABLE.verify, {"ngram": TABLE.drafts["ngram"]})
+    model = CostModel(without)
+    errors: list[Exception] = []
+    is_over = threading.Event()
+
+    def read() -> None:
+        while not is_over.is_set():
+            try:
+                model.draft_seconds("assistant", 4, 100)
+            except Exception as error:  # noqa: BLE001
+                errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    try:
+        for reader in readers:
+            reader.start()
+        for number in range(6_000):
+            model.recalibrate(without if number % 2 else TABLE, is_asynchronous=False)
+    finally:
+        is_over.set()
+        for reader in readers:
+            reader.join()
+        sys.setswitchinterval(interval)
+    assert errors == []
 
 
 def test_one_stall_changes_nothing() -> None:
@@ -229,6 +262,30 @@ class TestUpkeep:
         lived(upkeep.costs, 4, 400, 1.6)
         upkeep.before_request()
         assert len(calls) == 2
+
+    def test_a_target_that_moved_and_could_not_be_measured_is_measured_later(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        upkeep, calls, clock = self.upkeep(monkeypatch)
+        succeeding = costs_upkeep.measure
+
+        def fail(*args: Any, **options: Any) -> Measured:
+            calls.append(options)
+            raise RuntimeError("out of memory")
+
+        monkeypatch.setattr("autospec.costs.upkeep.measure", fail)
+        upkeep._target.to(torch.float32)
+        for _ in range(3):
+            upkeep.before_request()
+        assert len(calls) == 2  # not before every request
+        assert "out of memory" in caplog.text
+        monkeypatch.setattr("autospec.costs.upkeep.measure", succeeding)
+        version = upkeep.costs.version
+        clock[0] += LEAST_SECONDS_BETWEEN
+        for _ in range(2):
+            upkeep.before_request()
+        assert len(calls) == 3
+        assert upkeep.costs.version > version
 
     def test_a_target_that_moved_is_measured_where_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
         upkeep, calls, _ = self.upkeep(monkeypatch)

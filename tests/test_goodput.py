@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autospec.costs import CostModel, CostTable, Curve
 from autospec.errors import ConfigurationError
 from autospec.policies import Goodput, Guard
 from autospec.policies.acceptance import AcceptanceModel
@@ -438,5 +439,24 @@ def test_a_guard_is_stored_and_made_again() -> None:
     assert json.dumps(second.state()) == json.dumps(first.state())
     with pytest.raises(ConfigurationError, match="an object with policy and settings is needed"):
         load({"policy": "guard", "settings": {"policy": 3}}, costs)
-    with pytest.raises(ConfigurationError, match="unknown setting 'acceptance' of policy 'goodput'"):
+    with pytest.raises(ConfigurationError, match="acceptance=3: settings of an acceptance model are needed"):
         load({"policy": "goodput", "settings": {"acceptance": 3}}, costs)
+    other = load({"policy": "goodput", "settings": {"acceptance": {"discount": 0.9}}}, costs)
+    assert dump(other)["settings"]["acceptance"] == {"discount": 0.9, "prior_acceptance": 0.5, "strength": 4.0}
+
+
+def table(*block_lengths: int) -> CostTable:
+    """Steps of 40 ms, whatever is verified."""
+    widths = (1, *(length + 1 for length in block_lengths))
+    verify = Curve((64, 4096), widths, ((0.04,) * len(widths),) * 2)
+    return CostTable(
+        block_lengths, verify, {"assistant": Curve((64, 4096), block_lengths, ((1e-4,) * len(block_lengths),) * 2)}
+    )
+
+
+def test_block_lengths_follow_a_new_calibration() -> None:
+    costs = CostModel(table(1, 4))
+    policy = Goodput(costs)
+    assert {k for k in lengths(live(policy, 0.9, 50))} <= {0, 1, 4}
+    costs.recalibrate(table(2, 8), is_asynchronous=False)
+    assert set(lengths(live(policy, 0.9, 50))) <= {0, 2, 8}

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sqlalchemy import insert, select, update
+from sqlalchemy import insert, select, text, update
 
 import autospec
 from autospec.controller import Controller
@@ -33,6 +33,8 @@ from autospec.telemetry.recorder import Recorder
 from autospec.telemetry.schema import PolicyStateRow
 from autospec.telemetry.states import family, heads, pack, unpack
 from autospec.telemetry.store import Store
+from autospec.telemetry.transfer import export, read_export
+from autospec.telemetry.upkeep import check as check_database
 from autospec.types import Deployment, PolicyState
 from tests import tiny
 from tests.postgres_server import fresh_database
@@ -479,7 +481,7 @@ class TestTheTable:
 
 
 class TestDamage:
-    @pytest.mark.parametrize("damage", ["bytes", "no state", "numbers", "inside"])
+    @pytest.mark.parametrize("damage", ["bytes", "no state", "numbers", "huge", "inside"])
     def test_it_is_skipped_with_one_warning(self, url: str, damage: str) -> None:
         process = Process(url)
         process.work(0.8)
@@ -487,6 +489,8 @@ class TestDamage:
         state = json.loads(plain(process.policy.state()))
         if damage == "numbers":
             state["segments"]["s"]["blocks"] = "many"
+        elif damage == "huge":
+            state["segments"]["s"]["brake"]["seen"] = 10**400
         elif damage == "inside":
             state["policy"]["acceptance"]["by_source"]["assistant"]["accepted"] = [9e9]
         data = {"bytes": b"\x00\x01", "no state": pack({"arms": []})}.get(damage, pack(state))
@@ -533,6 +537,42 @@ class TestDamage:
         with pytest.warns(UserWarning, match="could not be read"):
             process.learned.resume()
         process.die()
+
+    @pytest.mark.parametrize("damage", ["{bad", "[" * 100_000])
+    def test_what_one_went_on_from_hides_no_other(
+        self, file_url: str, damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with Store(file_url) as store:
+            store.write([entry({"n": 1}, "a" * 32), entry({"n": 2}, "b" * 32), entry({"n": 3}, "c" * 32)])
+            with store.writing() as connection:
+                statement = text("UPDATE policy_states SET inherited = :damage WHERE process = :process")
+                connection.execute(statement, {"damage": damage, "process": "b" * 32})
+            found, num_damaged = store.policy_states(HERE, "v", NOW - timedelta(days=1))
+            assert [each.state for each in found] == [{"n": 1}, {"n": 3}]
+            assert num_damaged == 1
+            (problem,) = check_database(store)
+            assert problem.what == "1 of 3 learned states of policies cannot be read"
+            assert export(store, tmp_path / "out", "csv") == {"policy_states.csv": 2}
+        assert "b" * 32 in caplog.text
+        with Store(f"sqlite:///{tmp_path / 'other.db'}") as other:
+            for batch in read_export(tmp_path / "out"):
+                other.write(batch)
+            found, num_damaged = other.policy_states(HERE, "v", NOW - timedelta(days=1))
+        assert [each.state["n"] for each in found] == [1, 3]
+        assert not num_damaged
+
+    def test_a_check_that_fails_in_its_own_way(self, file_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        process = Process(file_url)
+        process.work(0.8)
+        process.end()
+
+        def fail(policy: Any, state: Any) -> None:
+            raise OverflowError("int too large to convert to float")
+
+        monkeypatch.setattr("autospec.resuming.check", fail)
+        with pytest.warns(UserWarning, match="1 of the states that policies had learned were skipped: int too large"):
+            again = Process(file_url)
+        again.die()
 
     @pytest.mark.parametrize("answer", ["raises", "nan"])
     def test_a_state_that_cannot_be_made_is_noted_once(

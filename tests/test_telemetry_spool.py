@@ -264,6 +264,34 @@ class TestRecorder:
         assert found[-1] == "49"  # the oldest are dropped, but for those that are just being tried
         recorder.close()
 
+    @pytest.mark.parametrize("is_released", [False, True])
+    def test_what_was_only_in_memory_at_the_end_is_counted_as_lost(
+        self,
+        path: Path,
+        tmp_path: Path,
+        is_released: bool,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """Also the batch that the writer is still at: it counts as written only if that succeeds in the end."""
+        monkeypatch.setattr("autospec.telemetry.store.RETRY_SECONDS", 2.0)
+        (tmp_path / "a file").write_text("")
+        recorder = Recorder(f"sqlite:///{path}", flush_seconds=0.01, spool=tmp_path / "a file")
+        with Locked(path):
+            for i in range(3):
+                recorder.record(record(str(i)))
+            until(lambda: recorder._backlog._num_peeked > 0)
+            recorder.close(timeout=0.1)
+            assert (recorder.written, recorder.dropped, recorder.waiting) == (0, 3, 0)
+            assert "3 records could not be written" in caplog.text
+            assert "wait in" not in caplog.text
+            if not is_released:
+                until(lambda: recorder._has_left)
+        until(lambda: recorder._has_left)
+        written = len(names(f"sqlite:///{path}"))
+        assert (written > 0) is is_released
+        assert (recorder.written, recorder.dropped, recorder.waiting) == (written, 3 - written, 0)
+
     def test_a_spool_that_is_large_enough(self, path: Path, folder: Path) -> None:
         recorder = Recorder(f"sqlite:///{path}", flush_seconds=0.01, spool=folder, spool_bytes=4_000, capacity=5)
         with Locked(path):

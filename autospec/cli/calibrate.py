@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from json import dumps
 from pathlib import Path
 from typing import Any
@@ -61,6 +63,10 @@ def command(
     """
     if plot is not None and plot.suffix.lower() not in (".html", ".htm"):
         raise click.BadParameter(f"{plot.name!r}: a name that ends in .html is needed", param_hint="--plot")
+    if plot is not None and not os.access(plot.parent, os.W_OK | os.X_OK):
+        raise click.BadParameter(f"{plot.parent}: no folder that can be written to", param_hint="--plot")
+    if not math.isfinite(seconds):
+        raise click.BadParameter(f"{seconds}: a number of seconds is needed", param_hint="--seconds")
 
     from autospec import models
     from autospec.costs.measuring import measure

@@ -23,9 +23,9 @@ def command(request: str, store: str, json: bool) -> None:
     from autospec.telemetry.store import Store
 
     with Store(store, readonly=True) as opened:
-        record, blocks = find_request(opened, request)
+        record, blocks, trouble = find_request(opened, request)
     if json:
-        values = asdict(record) | {"blocks": [asdict(block) for block in blocks]}
+        values = asdict(record) | {"blocks": [asdict(block) for block in blocks], "trace_error": trouble}
         click.echo(dumps(values, default=str))
     else:
-        click.echo(explain(record, blocks, shutil.get_terminal_size((120, 24)).columns), nl=False)
+        click.echo(explain(record, blocks, shutil.get_terminal_size((120, 24)).columns, trouble), nl=False)

@@ -31,9 +31,20 @@ def costs_file(description: Mapping[str, Any]) -> Path:
     return costs_folder() / f"{digest(description)}.json"
 
 
+def _usable_file(description: Mapping[str, Any]) -> Path | None:
+    """`costs_file`; None, which the log says, where its folder is of a user that there is not."""
+    try:
+        return costs_file(description)
+    except RuntimeError as error:
+        given = os.environ.get("AUTOSPEC_COSTS") or os.environ.get("AUTOSPEC_CACHE") or "~/.cache"
+        _log.warning("measured costs are not kept, the folder in %r is not to be found: %s", given, one_line(error))
+        return None
+
+
 def load(description: Mapping[str, Any]) -> CostTable | None:
     """The costs measured before; None where there are none. A file that cannot be used is named in the log."""
-    path = costs_file(description)
+    if (path := _usable_file(description)) is None:
+        return None
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -43,14 +54,15 @@ def load(description: Mapping[str, Any]) -> CostTable | None:
         return CostTable.from_json(content["table"])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         _log.warning("%s is not used, costs are measured again: %s", path, one_line(error))
         return None
 
 
 def save(description: Mapping[str, Any], table: CostTable) -> Path | None:
     """Write the costs, whole or not at all. Returns: the file; None where none can be written, which the log says."""
-    path = costs_file(description)
+    if (path := _usable_file(description)) is None:
+        return None
     content = {"format": FORMAT, "fingerprint": description, "table": table.to_json()}
     partial: Path | None = None
     try:

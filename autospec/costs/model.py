@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from autospec.costs.correction import Correction
 from autospec.costs.table import CostTable, cheapest_width
+from autospec.forks import renew_after_fork
 from autospec.types import BlockOutcome
 
 SETTLE_EVERY = 16
@@ -16,6 +19,15 @@ DRIFTED = 1.25
 RECOVERED = 1.12
 """The need ends only once drift is less than this."""
 PATIENCE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Calibration:
+    """What belongs to one calibration. Replaced as a whole: readers take no lock, and never see parts of two."""
+
+    table: CostTable
+    verify: Correction = field(default_factory=Correction)
+    drafts: Mapping[str, Correction] = field(default_factory=dict)
 
 
 class CostModel:
@@ -29,18 +41,22 @@ class CostModel:
 
     def __init__(self, table: CostTable, *, is_asynchronous: bool = False) -> None:
         self._lock = threading.Lock()
+        renew_after_fork(self)
         self._version = 0
         self.is_asynchronous = is_asynchronous
         self._start(table)
 
     def _start(self, table: CostTable) -> None:
-        self.table = table
-        self._verify = Correction()
-        self._drafts = {source: Correction() for source in table.drafts}
+        self._calibration = _Calibration(table, drafts={source: Correction() for source in table.drafts})
         self._blocks = 0
         self._drift = 1.0
         self._looks_adrift = 0
         self._needs_calibration = False
+
+    @property
+    def table(self) -> CostTable:
+        """What was calibrated last."""
+        return self._calibration.table
 
     @property
     def block_lengths(self) -> tuple[int, ...]:
@@ -54,14 +70,16 @@ class CostModel:
 
     def verify_seconds(self, num_tokens: int, context_tokens: int) -> float:
         """One target forward over `num_tokens` tokens (drafts + 1) after `context_tokens` tokens."""
-        return self.table.verify.at(num_tokens, context_tokens) * self._verify.factor(num_tokens)
+        now = self._calibration
+        return now.table.verify.at(num_tokens, context_tokens) * now.verify.factor(num_tokens)
 
     def draft_seconds(self, source: str, block_length: int, context_tokens: int) -> float:
         """One proposal when `block_length` tokens are asked for; infinite for a source that could not be timed."""
-        curve = self.table.drafts.get(source)
+        now = self._calibration
+        curve = now.table.drafts.get(source)
         if curve is None:
             return math.inf
-        return curve.at(block_length, context_tokens) * self._drafts[source].factor(block_length)
+        return curve.at(block_length, context_tokens) * now.drafts[source].factor(block_length)
 
     def is_extrapolated(self, num_tokens: int, context_tokens: int, source: str | None = None) -> bool:
         """Does the answer lie beyond what was measured? Of verification, or of a source's `num_tokens` drafts."""
@@ -89,9 +107,10 @@ class CostModel:
         verify_seconds = outcome.verify_seconds + (outcome.correction_seconds if self.is_asynchronous else 0.0)
         width, action = outcome.num_draft_tokens + 1, outcome.action
         with self._lock:
-            _add(self._verify, width, verify_seconds, self.table.verify_seconds(width, outcome.context_tokens))
-            if action.block_length and (correction := self._drafts.get(action.source)) is not None:
-                calibrated = self.table.draft_seconds(action.source, action.block_length, outcome.context_tokens)
+            now = self._calibration
+            _add(now.verify, width, verify_seconds, now.table.verify_seconds(width, outcome.context_tokens))
+            if action.block_length and (correction := now.drafts.get(action.source)) is not None:
+                calibrated = now.table.draft_seconds(action.source, action.block_length, outcome.context_tokens)
                 _add(correction, action.block_length, outcome.draft_seconds, calibrated)
             self._blocks += 1
             if self._blocks % SETTLE_EVERY == 0:
@@ -105,9 +124,10 @@ class CostModel:
             self._version += 1
 
     def _settle(self) -> None:
-        if any([each.settle() for each in (self._verify, *self._drafts.values())]):  # noqa: C419  # all of them settle
+        now = self._calibration
+        if any([each.settle() for each in (now.verify, *now.drafts.values())]):  # noqa: C419  # all of them settle
             self._version += 1
-        drift = self._verify.median()
+        drift = now.verify.median()
         if drift is None:
             return
         self._drift = drift

@@ -9,6 +9,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+MOST_BLOCK = 1024
+"""Draft tokens in a block, at most: policies keep a price for each number up to the longest."""
+MOST_TOKENS = 1 << 40
+"""On the axis of a curve."""
+LEAST_SECONDS, MOST_SECONDS = 1e-9, 1e6
+"""Of a point; what lies beyond was never measured."""
 PADDING_GAIN = 0.03
 """A wider forward must be cheaper by this share before padding to it is worth while: less is noise."""
 
@@ -93,16 +99,18 @@ class CostTable:
         """
         try:
             table = cls(
-                block_lengths=_ascending(values["block_lengths"]),
+                block_lengths=_ascending(values["block_lengths"], low=1, high=MOST_BLOCK),
                 verify=_curve_from_json(values["verify"]),
                 drafts={str(name): _curve_from_json(curve) for name, curve in values["drafts"].items()},
                 measured_at=str(values["measured_at"]),
                 calibration_seconds=float(values["calibration_seconds"]),
                 spread=float(values["spread"]),
             )
-            if table.measured_at:
-                datetime.fromisoformat(table.measured_at)
-        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            if not all(0.0 <= value < math.inf for value in (table.calibration_seconds, table.spread)):
+                raise ValueError("seconds of calibration and spread must be numbers of at least 0")
+            if table.measured_at and datetime.fromisoformat(table.measured_at).tzinfo is None:
+                raise ValueError(f"measured at {table.measured_at} of no time zone")
+        except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
             raise ValueError(f"no cost table: {type(error).__name__}: {error}") from error
         return table
 
@@ -138,17 +146,18 @@ def _curve_to_json(curve: Curve) -> dict[str, Any]:
 
 
 def _curve_from_json(values: Mapping[str, Any]) -> Curve:
-    contexts, tokens = _ascending(values["contexts"]), _ascending(values["tokens"])
+    contexts, tokens = _ascending(values["contexts"], low=0), _ascending(values["tokens"], low=1)
     seconds = tuple(tuple(float(value) for value in row) for row in values["seconds"])
     if len(seconds) != len(contexts) or any(len(row) != len(tokens) for row in seconds):
         raise ValueError(f"{len(contexts)} contexts and {len(tokens)} widths, and seconds of another shape")
-    if not all(0.0 < value < math.inf for row in seconds for value in row):
-        raise ValueError("seconds must be positive numbers")
+    if not all(LEAST_SECONDS <= value <= MOST_SECONDS for row in seconds for value in row):
+        raise ValueError("seconds must be positive numbers, and such as can be measured")
     return Curve(contexts, tokens, seconds, frozenset((int(c), int(t)) for c, t in values["composed"]))
 
 
-def _ascending(values: Any) -> tuple[int, ...]:
+def _ascending(values: Any, low: int, high: int = MOST_TOKENS) -> tuple[int, ...]:
     found = tuple(values)
-    if not found or not all(type(value) is int for value in found) or list(found) != sorted(set(found)):
-        raise ValueError(f"{found!r:.60}: ascending whole numbers are needed")
+    is_whole = found and all(type(value) is int and low <= value <= high for value in found)
+    if not is_whole or list(found) != sorted(set(found)):
+        raise ValueError(f"{found!r:.60}: ascending whole numbers from {low} to {high} are needed")
     return found

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from autospec.costs.measuring import cost_model, measure
 from autospec.drafts.base import DraftSource
 from autospec.fetching import one_line
+from autospec.forks import renew_after_fork
 from autospec.types import BlockOutcome
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class Upkeep:
         self._sources = sources
         self._clock = clock
         self._lock = threading.Lock()
-        self._place = (target.device, target.dtype)
+        renew_after_fork(self)
+        self._place = self._tried = (target.device, target.dtype)
         self.costs: CostModel = cost_model(target, sources)
         self._not_before = clock() + LEAST_SECONDS_BETWEEN
 
@@ -56,16 +58,18 @@ class Upkeep:
         """Measure anew if the target was moved, or if the device has drifted and the last time is long enough ago.
 
         Costs belong to a device and a number format; those of a place known before are read from the disk. A failure
-        leaves the costs as they are: they decide how fast an answer comes, never what it says.
+        leaves the costs as they are, for as long as between two calibrations: they decide how fast an answer comes,
+        never what it says.
         """
         place = (self._target.device, self._target.dtype)
         has_moved = place != self._place
-        if not has_moved and not (self.costs.needs_calibration and self._clock() >= self._not_before):
+        is_time = self._clock() >= self._not_before
+        if not (place != self._tried or (is_time and (has_moved or self.costs.needs_calibration))):
             return
         if not self._lock.acquire(blocking=False):
             return  # another request is at it
         try:
-            self._place = place
+            self._tried = place
             started = self._clock()
             if has_moved:
                 measured = measure(self._target, self._sources)
@@ -73,6 +77,7 @@ class Upkeep:
                 measured = measure(self._target, self._sources, fresh=True, budget_seconds=SHORT_BUDGET_SECONDS)
                 _log.info("measured costs anew: verification had come to %.2f times its cost", self.costs.drift)
             self.costs.recalibrate(measured.table, is_asynchronous=place[0].type == "cuda")
+            self._place = place
         except Exception as error:  # noqa: BLE001  # whatever it is, the request can be answered
             _log.warning("costs could not be measured anew: %s: %s", type(error).__name__, one_line(error))
         finally:
