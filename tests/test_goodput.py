@@ -457,6 +457,6 @@ def table(*block_lengths: int) -> CostTable:
 def test_block_lengths_follow_a_new_calibration() -> None:
     costs = CostModel(table(1, 4))
     policy = Goodput(costs)
-    assert {k for k in lengths(live(policy, 0.9, 50))} <= {0, 1, 4}
+    assert set(lengths(live(policy, 0.9, 50))) <= {0, 1, 4}
     costs.recalibrate(table(2, 8), is_asynchronous=False)
     assert set(lengths(live(policy, 0.9, 50))) <= {0, 2, 8}
