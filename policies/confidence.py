@@ -15,8 +15,8 @@ from autospec.types import Offer
 FEATURES = ("match length", "recent acceptance", "temperature", "position in the output")
 NUM_FEATURES = len(FEATURES)
 _SIZE = NUM_FEATURES + 3  # and of each token: its score given those before it, the logit it had before, and one
-_CERTAINTY = 4.0  # of the prior that features say nothing
-_KEPT = 0.999  # of old evidence at each new offer
+_CERTAINTY = 1.0  # of the prior that features say nothing
+_KEPT = 0.99  # of old evidence at each new offer
 _LONGEST_STEP = 0.5
 _FARTHEST = 6.0  # a shift of the logit
 _MOST_WEIGHT = 1e6  # in size

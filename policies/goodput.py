@@ -293,7 +293,7 @@ def _acceptance_model(given: AcceptanceModel | Mapping[str, float] | None) -> Ac
     if isinstance(given, AcceptanceModel):
         return given
     try:
-        return AcceptanceModel(**{"prior_acceptance": 0.5, **(given or {})})
+        return AcceptanceModel(**{"discount": 0.99, "prior_acceptance": 0.5, **(given or {})})
     except TypeError as error:
         raise ConfigurationError(f"acceptance={given!r:.80}: settings of an acceptance model are needed") from error
 
