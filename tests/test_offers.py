@@ -219,14 +219,14 @@ def test_backlogs_are_what_a_source_has_not_seen(model: Any) -> None:
     assert {outcome.action.block_length for outcome in policy.outcomes} >= {0, 2}
 
 
-def test_a_retrieval_source_that_draws_is_switched_off(model: Any) -> None:
+@pytest.mark.parametrize("policy", [Watching(Action("drawing", 1)), "fixed:drawing:2"], ids=["offered", "fixed"])
+def test_a_retrieval_source_that_draws_is_switched_off(model: Any, policy: Any) -> None:
     """Its draft would be cut by what it drew, and sampling would no longer be the target's."""
 
     class Drawing(Assistant):
         name = "drawing"
         is_retrieval = True
 
-    policy = Watching(Action("drawing", 1))
     with (
         autospec.wrap(model, drafts=[Drawing(tiny.near_copy(model))], policy=policy, sampling="maximal") as speculator,
         pytest.warns(UserWarning, match="drawing switched off: its drafts are drawn"),

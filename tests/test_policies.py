@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+from test_goodput import Costs
 
 from autospec.certify.cases import POLICIES
 from autospec.controller import Controller
@@ -15,22 +15,6 @@ from autospec.errors import ConfigurationError, ExactnessError
 from autospec.policies import Fixed, make_policy
 from autospec.policies.acceptance import AcceptanceModel
 from autospec.types import OFF, Action, BlockContext, BlockOutcome, RequestContext
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Seconds as numbers one can reckon with: a verification, and so much more for each further token."""
-
-    step: float = 0.040
-    per_token: float = 0.0005
-    draft_per_token: float = 0.0
-    block_lengths: tuple[int, ...] = (1, 2, 4, 8, 16)
-
-    def verify_seconds(self, num_tokens: int, context_tokens: int) -> float:
-        return self.step + self.per_token * (num_tokens - 1)
-
-    def draft_seconds(self, source: str, block_length: int, context_tokens: int) -> float:
-        return self.draft_per_token * block_length if source == "assistant" else 1e-5
 
 
 def context(segment: str = "s", sources: tuple[str, ...] = ("ngram",), left: int = 1000) -> BlockContext:
@@ -122,6 +106,16 @@ class TestMakePolicy:
     def test_errors(self, policy: Any, message: str) -> None:
         with pytest.raises(ConfigurationError, match=message):
             make_policy(policy, ["ngram"], Costs)
+
+
+def test_each_auto_draws_controls_of_its_own() -> None:
+    """A fleet that starts together would else measure the same requests everywhere."""
+    request = RequestContext("s", 50, 1000, do_sample=False, sources=("ngram",))
+    drawn = set()
+    for _ in range(5):
+        policy: Any = make_policy("auto", ["ngram"], Costs)
+        drawn.add(tuple(policy.is_control(request) for _ in range(500)))
+    assert len(drawn) > 1
 
 
 class TestAcceptanceModel:

@@ -201,3 +201,14 @@ def test_weights_that_are_shared_count_once() -> None:
     assert record.deployment.model_bytes > once
     assert record.peak_memory_bytes is not None
     assert record.peak_memory_bytes > 1_000_000
+
+
+def test_deciding_is_no_part_of_plain_decoding() -> None:
+    from test_goodput import Costs
+
+    from autospec.decoding.tally import Tally
+    from autospec.observations import predicted_control_seconds
+
+    tally = Tally(draft_seconds=0.5, verify_seconds=1.0, decision_seconds=0.25)
+    predicted = predicted_control_seconds(Costs(), tally, prompt_tokens=10, output_tokens=11, total_seconds=3.0)
+    assert predicted == pytest.approx(3.0 - 0.5 - 1.0 - 0.25 + 10 * 0.040)

@@ -192,8 +192,6 @@ class Loop:
             return None
         started = time.perf_counter()
         proposal = self._drafted(name, length)
-        if proposal.draft_probs is not None:  # all of it is dropped, whatever was drawn
-            self._switch_off(name, DraftError("its drafts are drawn, and a retrieval source's may not be"))
         if name not in self._sources:  # it failed
             return None
         self._offered[name] = (proposal, time.perf_counter() - started)
@@ -239,6 +237,8 @@ class Loop:
             with self._own_noise():
                 proposal = self._session(source).propose(self._text, block_length)
             proposal = self._checked(proposal, block_length)
+            if proposal.draft_probs is not None and source in self._retrieval:  # always, whatever was drawn
+                raise DraftError("its drafts are drawn, and a retrieval source's may not be")
             for note in proposal.notes:
                 self._note(f"{source}: {note}")
             return proposal

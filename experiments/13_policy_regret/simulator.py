@@ -61,8 +61,6 @@ def _read_off(curve: tuple[tuple[int, float], ...], num_tokens: int) -> float:
 
 BFLOAT16 = Device({1: 38.5e-3, 2: 38.6e-3, 4: 39.6e-3, 8: 42.8e-3, 16: 52.5e-3, 17: 53.7e-3}, {"assistant": 4e-3})
 FLOAT32 = Device({1: 56e-3, 2: 92e-3, 4: 86e-3, 8: 78e-3, 16: 95e-3, 17: 97e-3}, {"assistant": 8e-3})
-LARGER = Device({1: 1.0, 2: 1.02, 4: 1.08, 8: 1.25, 16: 1.7, 17: 1.75}, {"assistant": 0.33})
-"""A target three times as costly as its assistant, in plain steps."""
 
 
 @dataclass

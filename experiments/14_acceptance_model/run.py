@@ -1,6 +1,6 @@
 """Is the acceptance model calibrated? Offers along real answers, each predicted before it is judged.
 
-    python experiments/14_acceptance_model/run.py --prompts spec_bench.jsonl [--limit 10] [--tokens 48] [--out DIR]
+    python experiments/14_acceptance_model/run.py --prompts spec_bench.jsonl [--limit 10] [--tokens 48] [--work FILE]
 
 The target answers every prompt greedily and sampled, in mixed order. Policy `goodput` then walks along the answers as
 it would decode them; what the acceptance model says of every offer is written down before the model learns what became
@@ -218,7 +218,17 @@ def reliability(judged: Sequence[Judged], *, without: bool = False, bins: int = 
     error = sum(abs(row["expected"] - row["actual"]) * row["count"] for row in rows) / len(judged)
     bounded = np.clip(expected, 1e-4, 1 - 1e-4)
     loss = -np.mean(actual * np.log(bounded) + (1 - actual) * np.log(1 - bounded))
-    return {"expected_calibration_error": round(error, 4), "log_loss": round(float(loss), 4), "bins": rows}
+    rng, chance = np.random.default_rng(0), []
+    for _ in range(50):  # fates drawn from the expectations: what a perfect model would show
+        fates = rng.random(len(judged)) < expected
+        gaps = [abs(float((expected - fates)[place == b].sum())) for b in range(bins)]
+        chance.append(sum(gaps) / len(judged))
+    return {
+        "expected_calibration_error": round(error, 4),
+        "by_chance": round(float(np.mean(chance)), 4),
+        "log_loss": round(float(loss), 4),
+        "bins": rows,
+    }
 
 
 def first_turns(path: Path, limit: int, tokens: int) -> list[DemoPrompt]:
