@@ -5,9 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Protocol
 
 NONE = "none"
 """The draft source that proposes nothing: a plain target step."""
+
+
+class Stop(Protocol):
+    """When a model draft ends its block. Asked about one position after the other; of one block only."""
+
+    def wants_more(self) -> bool:
+        """Is the draft to look at the next position?"""
+
+    def ends(self, margin: float, entropy: float) -> bool:
+        """Does the block end before this position? Asked before a token is drawn from q there.
+
+        Args:
+            margin: of the draft's two largest probabilities, the difference.
+            entropy: of the draft's distribution, nats.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +34,7 @@ class Action:
     block_length: int = 0
     reason: str = ""  # the kind first, as in `off: ngram:4 0.90x; left out: suffix (nothing found)`
     gain: float | None = None  # predicted tokens per second over those of plain steps, where the policy predicts
+    stop: Stop | None = field(default=None, compare=False, repr=False)  # for sources in `BlockContext.stoppable`
 
     @property
     def label(self) -> str:
@@ -71,6 +88,7 @@ class BlockContext:
     sources: tuple[str, ...]  # still usable now (a source that failed is gone)
     offers: Mapping[str, Offer] = field(default_factory=dict)  # of retrieval sources, where the policy wants them
     backlogs: Mapping[str, int] = field(default_factory=dict)  # of the others: tokens that each would first catch up on
+    stoppable: frozenset[str] = frozenset()  # sources that heed `Action.stop`
 
     @property
     def segment(self) -> str:
@@ -111,6 +129,17 @@ class BlockOutcome:
     catch_up_tokens: int = 0  # that the source had not seen when it was asked
     request: RequestContext | None = None  # None where blocks were read back from a record
     offers: tuple[OfferOutcome, ...] = ()  # those of this block and earlier ones whose fate became known with it
+    confidences: tuple[tuple[float, float], ...] = ()  # margin and entropy of q at each position that a stop looked at
+
+    @property
+    def output_tokens(self) -> int:
+        """Committed tokens of the answer before the block; 0 where the request is not known."""
+        return 0 if self.request is None else max(0, self.context_tokens - self.request.prompt_tokens)
+
+    @property
+    def num_draft_steps(self) -> int:
+        """Positions that drafting took time for: fewer than were asked for where a stop ended the block."""
+        return len(self.confidences) or self.action.block_length
 
     @property
     def seconds(self) -> float:

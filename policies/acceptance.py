@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from autospec.errors import ConfigurationError
 from autospec.policies.base import MAX_SEGMENTS, check_range
-from autospec.policies.confidence import Confidence, features, score_logits
+from autospec.policies.confidence import Confidence, features, margin_logit, score_logits, token_features
 from autospec.policies.counts import MAX_POSITIONS, Counts
 from autospec.types import BlockContext, BlockOutcome, OfferOutcome, RequestContext
 
@@ -49,9 +49,18 @@ class AcceptanceModel:
 
     def add(self, outcome: BlockOutcome) -> None:
         """Learn from one block that asked a source for drafts."""
-        judged, accepted = outcome.num_judged_tokens, outcome.num_accepted_tokens
-        self._own(outcome.segment, outcome.action.source).notice_change(judged, accepted)
-        self._count(outcome.segment, outcome.action.source, outcome.num_draft_tokens, judged, accepted)
+        judged, accepted, source = outcome.num_judged_tokens, outcome.num_accepted_tokens, outcome.action.source
+        own = self._own(outcome.segment, source)
+        own.notice_change(judged, accepted)
+        expected_next = None
+        if outcome.confidences and outcome.request is not None:
+            temperature, output_tokens = outcome.request.temperature, outcome.output_tokens
+            if len(outcome.confidences) > judged == accepted == outcome.num_draft_tokens:
+                confident = self.confident(outcome.segment, source, temperature, output_tokens, judged + 1)
+                expected_next = confident(judged, *outcome.confidences[judged])
+            self._learn_confidences(own, outcome, temperature, output_tokens)
+        num_wanted = max(outcome.num_draft_tokens, len(outcome.confidences))  # a block that was ended is no miss
+        self._count(outcome.segment, source, num_wanted, judged, accepted, expected_next)
 
     def add_offer(self, request: RequestContext, settled: OfferOutcome) -> None:
         """Learn from an offer whose fate is known, whether it was used or not."""
@@ -107,6 +116,27 @@ class AcceptanceModel:
                 break
             survival.append(product)
         return survival + [0.0] * (offer.num_tokens - len(survival))
+
+    def rates(self, segment: str, source: str, num_positions: int) -> list[float]:
+        """[num_positions], acceptance of each position, given those before it."""
+        return [odds / (1.0 + odds) for odds in self._odds(segment, source, num_positions)]
+
+    def confident(
+        self, segment: str, source: str, temperature: float, output_tokens: int, num_positions: int
+    ) -> Callable[[int, float, float], float]:
+        """Acceptance at a position of a model draft's block, from its index and from margin and entropy of q there."""
+        odds = list(self._odds(segment, source, num_positions))
+        own, confidence = self._find(segment, source), self._confidence.get(source)
+        if own is None or confidence is None or not own.seen:
+            return lambda position, margin, entropy: odds[position] / (1.0 + odds[position])
+        means, mean_score, rate = tuple(own.features), own.score, confidence.rate
+
+        def accepted(position: int, margin: float, entropy: float) -> float:
+            values = token_features(entropy, temperature, output_tokens)
+            relative = [value - mean for value, mean in zip(values, means, strict=True)]
+            return rate(odds[position], relative, margin_logit(margin) - mean_score)
+
+        return accepted
 
     def optimistic_survival(
         self, segment: str, source: str, block_length: int, deviations: float, evidence: float
@@ -173,9 +203,31 @@ class AcceptanceModel:
         found = self._by_segment.get(segment)
         return found.get(source) if found else None
 
-    def _count(self, segment: str, source: str, num_draft: int, num_judged: int, num_accepted: int) -> None:
+    def _learn_confidences(self, own: Counts, outcome: BlockOutcome, temperature: float, output_tokens: int) -> None:
+        judged, source = outcome.num_judged_tokens, outcome.action.source
+        values = [token_features(entropy, temperature, output_tokens) for _, entropy in outcome.confidences]
+        scores = [margin_logit(margin) for margin, _ in outcome.confidences]
+        if judged and own.seen:
+            self._confidence.setdefault(source, Confidence()).learn(
+                [math.log(odds) for odds in self._odds(outcome.segment, source, judged)],
+                [[value - mean for value, mean in zip(row, own.features, strict=True)] for row in values[:judged]],
+                [score - own.score for score in scores[:judged]],
+                outcome.num_accepted_tokens,
+            )
+        mean = [sum(column) / len(values) for column in zip(*values, strict=True)]
+        own.add_features(mean, scores, self._discount)
+
+    def _count(
+        self,
+        segment: str,
+        source: str,
+        num_draft: int,
+        num_judged: int,
+        num_accepted: int,
+        expected_next: float | None = None,
+    ) -> None:
         for counts in (self._own(segment, source), self._by_source.setdefault(source, Counts())):
-            counts.add(num_draft, num_judged, num_accepted, self._discount)
+            counts.add(num_draft, num_judged, num_accepted, self._discount, expected_next)
 
     def _odds(self, segment: str, source: str, num_positions: int) -> Iterator[float]:
         """[num_positions], acceptance over rejection of each position that is at risk."""

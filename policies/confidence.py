@@ -1,4 +1,4 @@
-"""What an offer's features say about its acceptance: a logistic correction, learned as offers are judged."""
+"""What a proposal's features say about its acceptance: a logistic correction, learned as proposals are judged."""
 
 from __future__ import annotations
 
@@ -29,6 +29,16 @@ def features(offer: Offer, temperature: float, output_tokens: int) -> list[float
     return [math.log2(1 + offer.match_length), 4.0 * recent, min(temperature, 2.0), math.log2(1 + output_tokens) / 4.0]
 
 
+def token_features(entropy: float, temperature: float, output_tokens: int) -> list[float]:
+    """[NUM_FEATURES] of one token of a model draft: its entropy (nats) stands for the length of a match."""
+    return [entropy, 2.0, min(temperature, 2.0), math.log2(1 + output_tokens) / 4.0]
+
+
+def margin_logit(margin: float) -> float:
+    """Score of a model draft's token. Args: margin: difference of the two largest probabilities."""
+    return _share_logit(margin, 1.0)
+
+
 def score_logits(scores: Sequence[float], num_tokens: int) -> list[float] | None:
     """[num_tokens], logits of each token's score given the tokens before it; None for a source without scores."""
     if len(scores) < num_tokens or not num_tokens:
@@ -42,7 +52,7 @@ def _share_logit(score: float, before: float) -> float:
 
 
 class Confidence:
-    """Moves the logit of an acceptance rate by the features of an offer.
+    """Moves the logit of an acceptance rate by the features of an offer, or of a model draft's token.
 
     Bayesian logistic regression with the rate's logit as offset, updated offer by offer: the posterior of the weights
     is kept as a Gaussian. Features are taken relative to their mean, so that where nothing is special nothing is moved.
@@ -82,14 +92,26 @@ class Confidence:
                 before = score
             yield 1.0 / (1.0 + math.exp(-logit - min(max(move, -_FARTHEST), _FARTHEST)))
 
+    def rate(self, odds: float, values: Sequence[float], score: float) -> float:
+        """Acceptance of one token. Args: odds: before the correction; values, score: relative to their means."""
+        logit = math.log(odds)
+        move = self._weights[-1] + self._weights[-3] * score + self._weights[-2] * logit
+        for weight, value in zip(self._weights, values, strict=False):
+            move += weight * value
+        return 1.0 / (1.0 + math.exp(-logit - min(max(move, -_FARTHEST), _FARTHEST)))
+
     def learn(
-        self, base: Sequence[float], values: Sequence[float], scores: Sequence[float] | None, num_accepted: int
+        self,
+        base: Sequence[float],
+        values: Sequence[float] | Sequence[Sequence[float]],
+        scores: Sequence[float] | None,
+        num_accepted: int,
     ) -> None:
-        """One offer was judged.
+        """A proposal was judged.
 
         Args:
             base: [n], the logits before the correction.
-            values: [NUM_FEATURES], relative to their mean.
+            values: [NUM_FEATURES], relative to their mean; or [n, NUM_FEATURES], where tokens differ.
             scores: [n], logits of the tokens' scores relative to their mean; None where there are none.
             num_accepted: of them, the first ones; at most one other was judged.
         """

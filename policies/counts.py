@@ -38,8 +38,16 @@ class Counts:
     judged_tokens: float = 0.0  # sums over the positions
     accepted_tokens: float = 0.0
 
-    def add(self, num_draft: int, num_judged: int, num_accepted: int, discount: float) -> None:
-        """One block."""
+    def add(
+        self, num_draft: int, num_judged: int, num_accepted: int, discount: float, expected_next: float | None = None
+    ) -> None:
+        """One block.
+
+        Args:
+            expected_next: acceptance expected of the position after the last one, where the block was ended for what
+                was thought of it, and all before it were accepted. It counts as at risk, and as accepted by that share:
+                else the positions that were judged would be the promising ones alone, and say too much of the others.
+        """
         self.at_risk = [discount * count for count in self.at_risk]
         self.accepted = [discount * count for count in self.accepted]
         num_judged, num_accepted = min(num_judged, MAX_POSITIONS), min(num_accepted, MAX_POSITIONS)
@@ -49,6 +57,11 @@ class Counts:
             self.accepted[position] += 1.0
         self.judged_tokens = discount * self.judged_tokens + num_judged
         self.accepted_tokens = discount * self.accepted_tokens + num_accepted
+        if expected_next is not None and num_judged < MAX_POSITIONS:
+            self.at_risk[num_judged] += 1.0
+            self.accepted[num_judged] += expected_next
+            self.judged_tokens += 1.0
+            self.accepted_tokens += expected_next
         self.asked = self.asked * discount + 1.0
         self.proposed = self.proposed * discount + (num_draft > 0)
 

@@ -13,6 +13,7 @@ from autospec.policies.acceptance import AcceptanceModel
 from autospec.policies.base import MAX_SEGMENTS, CostEstimates, check_range
 from autospec.policies.checking import check_goodput
 from autospec.policies.prices import PriceList, Prices
+from autospec.policies.stopping import MarginalStop
 from autospec.types import NONE, Action, BlockContext, BlockOutcome
 
 _PRIOR_STEPS = 10.0  # plain steps that a segment's rate starts from
@@ -21,6 +22,8 @@ _EVIDENCE_KEPT = 0.985  # of what is known of a source, for each block of the se
 _EVIDENCE_GAINED = 0.2  # of what was lost of it, for each block with the source
 _SPREAD_TOKENS = 64  # over which a long catching up is spread, where so many are left
 _LONG_BACKLOG = 32  # tokens; a shorter one is of a source that is used by turns
+_LENGTHS_BEYOND = 2  # of those to choose from, that a block with a stop may reach
+_LOOK_EVERY = 32  # blocks of a segment; one that is never ended shows how unsure positions really fare
 _GRANT_STEPS = 2.0  # plain steps that a segment may lose by exploring before it has a budget
 
 
@@ -67,7 +70,8 @@ class Goodput:
 
     Retrieval sources are judged by what they offer in this very block, and are learnt from whether they are
     used or not. Others are learnt from by using them: one that might be better, given how little is known of it, is
-    tried for as long as the expected loss stays within the budget.
+    tried for as long as the expected loss stays within the budget. Model drafts that heed a stop are asked for more
+    than the best length, and end the block where by their own confidence no further position is worth its seconds.
 
     Args:
         costs: seconds of drafting and verifying on this device.
@@ -152,8 +156,16 @@ class Goodput:
             segment.budget -= max(0.0, chosen.value - tried.value + rate * found[tried.source].unspread)
             kind, chosen = "explore", tried
         segment.source, segment.block_length = chosen.source, chosen.block_length
-        reason = _reason(kind, chosen, bests, step, excluded)
-        return Action(chosen.source, chosen.block_length, reason, chosen.gain(step))
+        length, stop = chosen.block_length, None
+        if chosen.source in context.stoppable:
+            if kind in ("best", "kept") and segment.blocks % _LOOK_EVERY == 0:
+                kind = "look"
+            if kind in ("best", "kept"):
+                length = lengths[min(lengths.index(length) + _LENGTHS_BEYOND, len(lengths) - 1)]
+                stop = self._stop(context, chosen.source, length, prices, rate)
+            else:  # a trial is to be had at the price that was reckoned with
+                stop = self._stop(context, chosen.source, length, prices, 0.0)
+        return Action(chosen.source, length, _reason(kind, chosen, bests, step, excluded), chosen.gain(step), stop)
 
     def observe(self, outcome: BlockOutcome) -> None:
         for settled in outcome.offers:
@@ -175,7 +187,7 @@ class Goodput:
             segment.use(action.source)
         seconds = self._prices.seconds(
             action.source if action.source not in self._offering else NONE,
-            action.block_length,
+            outcome.num_draft_steps,
             outcome.num_draft_tokens,
             outcome.context_tokens,
         )
@@ -248,6 +260,19 @@ class Goodput:
         share = catch_up / max(1, min(context.tokens_left, _SPREAD_TOKENS))
         spread = [time + share * num for time, num in zip(seconds, tokens, strict=True)]
         return _Values(source, lengths, tokens, spread, rate, unspread=catch_up)
+
+    def _stop(
+        self, context: BlockContext, source: str, block_length: int, prices: PriceList, rate: float
+    ) -> MarginalStop:
+        acceptance = self._acceptance
+        temperature, output_tokens = context.request.temperature, context.output_tokens
+        return MarginalStop(
+            acceptance.rates(context.segment, source, block_length),
+            acceptance.confident(context.segment, source, temperature, output_tokens, block_length),
+            self._prices.steps(source, prices),
+            prices.verify,
+            rate,
+        )
 
     def _catch_up_seconds(self, source: str, backlog: int, step: float) -> float:
         """What bringing the draft's cache up to date takes. Args: step: seconds of drafting a token."""
@@ -339,7 +364,7 @@ class _Values:
 
 def _reason(kind: str, chosen: _Candidate, bests: list[_Candidate], step: float, excluded: Sequence[str]) -> str:
     """What was done, the best of each source by predicted goodput relative to plain steps, and what was left out."""
-    shown = bests if kind in ("off", "best") else [chosen, *(each for each in bests if each is not chosen)]
+    shown = bests if kind in ("off", "best", "look") else [chosen, *(each for each in bests if each is not chosen)]
     words = ", ".join([f"{c.source}:{c.block_length} {c.gain(step):.2f}x" for c in shown[:3]])
     text = f"{kind}: {words or 'nothing to choose from'}"
     return f"{text}; left out: {', '.join(excluded)}" if excluded else text

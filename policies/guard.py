@@ -133,7 +133,7 @@ class Guard:
                 self._correct(outcome.seconds / step)
             return
         expected = self._prices.seconds(
-            action.source, action.block_length, outcome.num_draft_tokens, outcome.context_tokens
+            action.source, outcome.num_draft_steps, outcome.num_draft_tokens, outcome.context_tokens
         )
         plain = step * self._plain_ratio
         seconds = min(outcome.seconds or expected, _STALL * self._plain_ratio * expected)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from dataclasses import dataclass
 
 from autospec.policies.base import CostEstimates
@@ -23,6 +22,7 @@ class PriceList:
     context_tokens: int
     verify: list[float]  # [longest block + 1], by draft tokens verified
     draft: dict[str, list[float] | None]  # [block lengths] by source; None where it cannot be used
+    steps: dict[str, list[float]]  # [longest block + 1] by source, of those that can be used, as far as asked for
 
     @property
     def step(self) -> float:
@@ -54,7 +54,7 @@ class Prices:
             longest = lengths[-1] if lengths else 0
             context = _typical(context_tokens)
             verify = [self._costs.verify_seconds(width, context) for width in range(1, longest + 2)]
-            prices = self._lists[key] = PriceList(lengths, context, verify, {})
+            prices = self._lists[key] = PriceList(lengths, context, verify, {}, {})
         return prices
 
     def draft(self, source: str, prices: PriceList) -> list[float] | None:
@@ -65,14 +65,23 @@ class Prices:
             prices.draft[source] = None if math.inf in seconds else seconds
         return prices.draft[source]
 
-    def seconds(self, source: str, block_length: int, num_draft_tokens: int, context_tokens: int) -> float:
-        """A block as it was: so many tokens asked for, so many proposed."""
+    def steps(self, source: str, prices: PriceList) -> list[float]:
+        """[longest block + 1], seconds of drafting so many tokens; of a source that can be used."""
+        found = prices.steps.get(source)
+        if found is None:
+            each = range(1, len(prices.verify))
+            found = [0.0, *(self._costs.draft_seconds(source, length, prices.context_tokens) for length in each)]
+            prices.steps[source] = found
+        return found
+
+    def seconds(self, source: str, num_draft_steps: int, num_draft_tokens: int, context_tokens: int) -> float:
+        """A block as it was: so many positions drafted or asked for, so many tokens proposed."""
         prices = self.at(context_tokens)
-        proposed = prices.verify[min(num_draft_tokens, len(prices.verify) - 1)]
-        draft = self.draft(source, prices) if block_length else None
-        if not draft:
+        longest = len(prices.verify) - 1
+        proposed = prices.verify[min(num_draft_tokens, longest)]
+        if not num_draft_steps or not self.draft(source, prices):
             return proposed
-        return proposed + draft[min(bisect_left(prices.block_lengths, block_length), len(draft) - 1)]
+        return proposed + self.steps(source, prices)[min(num_draft_steps, longest)]
 
 
 def _typical(context_tokens: int) -> int:

@@ -13,7 +13,7 @@ import tiny
 import torch
 
 from autospec.costs.calibration import calibrate
-from autospec.costs.fitting import fit, monotone, spread
+from autospec.costs.fitting import MOMENT, fit, monotone, spread, steadied
 from autospec.costs.probes import filled_cache, some_tokens
 from autospec.costs.table import CostTable, Curve
 from autospec.drafts import Assistant, NGram, Proposal
@@ -200,3 +200,18 @@ def test_catching_up_is_no_part_of_drafting() -> None:
 
     costs = calibrate(tiny.llama(), {"ngram": Slow()}, block_lengths=(1,), contexts=(16,), repeats=3)
     assert costs.draft_seconds("ngram", 1, 16) < 0.015
+
+
+def test_a_slow_moment_is_not_taken_for_slow_points() -> None:
+    """Five points timed within one burst, as the widths in the middle were, between others that were timed before."""
+    seconds = {width: 0.04 + 0.001 * width for width in range(1, 18)}
+    early = [(width, seconds[width]) for width in (1, 2, 3, 5, 9, 17)] * 3
+    burst = [(w, 1.7 * seconds[w]) for gap in ((3, 4, 5), (5, 7, 9), (9, 13, 17), (5, 6, 7), (7, 8, 9)) for w in gap]
+    timings = early + early[: -len(early) % MOMENT] + burst
+    found = dict(zip((width for width, _ in timings), steadied(timings), strict=True))
+    assert max(abs(found[width] / seconds[width] - 1.0) for width in found) < 0.1
+    raw = dict(timings)
+    assert max(abs(raw[width] / seconds[width] - 1.0) for width in raw) > 0.6
+    assert steadied([]) == []
+    lookups = [("ngram", 2e-5), ("ngram", 9e-5)]
+    assert steadied(lookups) == [2e-5, 9e-5]

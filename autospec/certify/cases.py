@@ -30,6 +30,7 @@ from autospec.policies.guard import Guard
 from autospec.policies.hedge import Hedge
 from autospec.policies.linucb import LinUCB
 from autospec.policies.registry import build_policy
+from autospec.policies.stopping import MarginalStop
 from autospec.policies.thompson import Thompson
 from autospec.policies.transformers_constant import TransformersConstant
 from autospec.policies.transformers_heuristic import TransformersHeuristic
@@ -90,6 +91,22 @@ class FollowingAcceptance:
         self._block_length = outcome.num_committed_tokens
 
 
+class Stopping:
+    """Blocks that end where the draft is unsure of itself, and longer ones the surer it is."""
+
+    name = "stopping"
+
+    def choose(self, context: BlockContext) -> Action:
+        def confident(position: int, margin: float, entropy: float) -> float:
+            return min(1.0, margin + 0.5 * entropy + 0.1 * position)
+
+        stop = MarginalStop([0.5] * 3, confident, [0.0, 0.1, 0.2, 0.3], [1.0, 1.3, 1.6, 1.7], rate=1.0)
+        return Action("assistant", 3, stop=stop)
+
+    def observe(self, outcome: BlockOutcome) -> None:
+        """Nothing to learn."""
+
+
 def _timed(policy: Policy) -> Policy:
     """The policy itself, which is told made-up seconds: every branch must meet the same policy in the same state."""
     observe, costs = policy.observe, Costs()
@@ -124,6 +141,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "auto": lambda: _timed(Guard(Goodput(Costs(), exploration=1.0), Costs(), control_share=0.2, error_rate=0.9)),
     "switching": lambda: Switching(Action("assistant", 2), OFF, Action("ngram", 3), Action("assistant", 1)),
     "following": lambda: FollowingAcceptance("assistant"),
+    "stopping": Stopping,
     "epsilon_greedy": lambda: _timed(EpsilonGreedy(Costs(), epsilon=0.5)),
     "ucb": lambda: _timed(UCB(Costs())),
     "thompson": lambda: _timed(Thompson(Costs())),

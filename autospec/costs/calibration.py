@@ -11,10 +11,11 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from autospec.caches import context_window
-from autospec.costs.fitting import Point, fit, spread, typical
+from autospec.costs.fitting import Point, fit, spread, steadied, typical
 from autospec.costs.probes import DraftProbe, VerifyProbe
 from autospec.costs.table import CostTable, Curve
 from autospec.drafts.base import DraftSource
@@ -57,7 +58,7 @@ class _Rounds:
         self.started = time.perf_counter()
         self._budget_seconds = budget_seconds
         self.jobs: list[_Job] = []
-        self.samples: dict[str | None, dict[Point, list[float]]] = {None: {}}
+        self._timings: list[tuple[tuple[str | None, Point], float]] = []  # in the order in which they were made
         self.failures: dict[str, str] = {}
 
     @property
@@ -74,7 +75,7 @@ class _Rounds:
         for job in list(self.jobs):
             if self.seconds_left <= 0 and not is_least:
                 return False
-            if self.is_overdue and job.point in self.samples.get(job.source, {}):
+            if self.is_overdue and any(which == (job.source, job.point) for which, _ in self._timings):
                 return False
             if job in self.jobs:
                 self.run(job)
@@ -90,15 +91,21 @@ class _Rounds:
                 raise
             self.give_up(job.source, job.point[0], error)
             return
-        self.samples.setdefault(job.source, {}).setdefault(job.point, []).append(seconds)
+        self._timings.append(((job.source, job.point), seconds))
+
+    def samples(self) -> dict[str | None, dict[Point, list[float]]]:
+        """Seconds of each source's points at the usual pace of the machine."""
+        found: dict[str | None, dict[Point, list[float]]] = {None: {}}
+        for ((source, point), _), seconds in zip(self._timings, steadied(self._timings), strict=True):
+            found.setdefault(source, {}).setdefault(point, []).append(seconds)
+        return found
 
     def give_up(self, source: str, context: int, error: Exception) -> None:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         _log.warning("draft source %s cannot be timed after %d tokens: %s", source, context, text)
         self.failures[source] = text
         self.jobs = [job for job in self.jobs if (job.source, job.point[0]) != (source, context)]
-        for point in [p for p in self.samples.get(source, {}) if p[0] == context]:
-            del self.samples[source][point]
+        self._timings = [each for each in self._timings if (each[0][0], each[0][1][0]) != (source, context)]
 
 
 class _Filling:
@@ -151,8 +158,9 @@ def calibrate(
                 break
             if number == 0 and probes[first].can_roll_back:  # steps matter more than repeats, should time run out
                 _look_between(rounds, probes[first], first, extra_widths)
-    verify = rounds.samples.pop(None)
-    drafts = {str(name): curve for name, found in rounds.samples.items() if (curve := _curve(found, block_lengths))}
+    samples = rounds.samples()
+    verify = samples.pop(None)
+    drafts = {str(name): curve for name, found in samples.items() if (curve := _curve(found, block_lengths))}
     seconds = time.perf_counter() - rounds.started
     level = logging.WARNING if seconds > LONG_SECONDS else logging.INFO
     _log.log(level, "measured what drafting and verifying cost on this device: %.1f s (policy auto, once)", seconds)
@@ -230,22 +238,25 @@ def _draft_jobs(
 
 
 def _look_between(rounds: _Rounds, probe: VerifyProbe, context: int, room: int) -> None:
-    """Measure widths between the others, where steps hide: a kernel that changes at 16 tokens shows at no other."""
-    found = {where[1]: seconds for where, seconds in rounds.samples[None].items() if where[0] == context}
-    waiting = list(pairwise(sorted(found)))
+    """Measure widths between the others, where steps hide: a kernel that changes at 16 tokens shows at no other.
+
+    Each between two known ones, so that a slow moment is not taken for a step.
+    """
+    known = sorted({job.point[1] for job in rounds.jobs if job.source is None and job.point[0] == context})
+    waiting = list(pairwise(known))
     while waiting and room > 0 and not rounds.is_overdue:
         gaps = [(low, (low + high) // 2, high) for low, high in waiting if high - low > 1][:room]
-        jobs = [_Job(None, (context, width), probe.seconds) for _, width, _ in gaps]
-        for job in jobs * LEAST_REPEATS:  # in turn
-            rounds.run(job)
-        rounds.jobs += jobs
-        room -= len(jobs)
+        jobs = {width: _Job(None, (context, width), probe.seconds) for gap in gaps for width in gap}
+        for low, width, high in gaps:
+            for each in (low, width, high):
+                rounds.run(jobs[each])
+        rounds.jobs += [jobs[width] for _, width, _ in gaps]
+        room -= len(gaps)
+        found = {width: typical(seconds) for (c, width), seconds in rounds.samples()[None].items() if c == context}
         waiting = []
         for low, width, high in gaps:
-            found[width] = rounds.samples[None][context, width]
-            share = (width - low) / (high - low)
-            line = typical(found[low]) * (1.0 - share) + typical(found[high]) * share
-            if abs(typical(found[width]) / line - 1.0) > STEP:
+            line = float(np.interp(width, (low, high), (found[low], found[high])))
+            if abs(found[width] / line - 1.0) > STEP:
                 waiting += [(low, width), (width, high)]
 
 

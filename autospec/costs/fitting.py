@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +15,12 @@ from autospec.costs.table import Curve
 
 SMALL_FALL = 0.02
 SMALL_FALL_SECONDS = 50e-6
+
+MOMENT = 8
+"""Timings in a row that are taken to be of one pace of the machine: a third of a second of a small model's forwards."""
+SHORTEST_SECONDS = 2e-4
+"""Shorter timings say nothing of the pace: a lookup varies by a third from one call to the next."""
+SWEEPS = 8
 
 Point = tuple[int, int]  # context, tokens
 Samples = Mapping[Point, Sequence[float]]  # seconds of each repeat
@@ -48,6 +57,44 @@ def fit(samples: Samples) -> Curve:
         tuple(tuple(medians[context, number] for number in tokens) for context in contexts),
         frozenset((context, number) for context in contexts for number in tokens if (context, number) not in samples),
     )
+
+
+def steadied(timings: Sequence[tuple[Hashable, float]]) -> list[float]:
+    """Timings as they would be at the machine's usual pace.
+
+    A neighbour on the machine slows all that is timed meanwhile, and a point that is timed in that moment alone would
+    be taken for a slow one. So each timing is taken for the product of what its point takes and of the moment's pace,
+    and both are found by taking medians in turn; the usual pace is 1.
+
+    Args:
+        timings: of each, which point and its seconds, in the order in which they were made.
+
+    Source: median polish, Tukey 1977.
+    """
+    used = [(index // MOMENT, point, math.log(s)) for index, (point, s) in enumerate(timings) if s >= SHORTEST_SECONDS]
+    seen = defaultdict(set)
+    for moment, point, _ in used:
+        seen[point].add(moment)
+    used = [each for each in used if len(seen[each[1]]) > 1]  # others know no pace but the one
+    if not used:
+        return [seconds for _, seconds in timings]
+    pace = dict.fromkeys((moment for moment, _, _ in used), 0.0)
+    for _ in range(SWEEPS):
+        of_point = _medians((point, value - pace[moment]) for moment, point, value in used)
+        pace = _medians((moment, value - of_point[point]) for moment, point, value in used)
+        usual = statistics.median(pace.values())
+        pace = {moment: value - usual for moment, value in pace.items()}
+    return [
+        seconds * math.exp(-pace.get(index // MOMENT, 0.0)) if seconds >= SHORTEST_SECONDS else seconds
+        for index, (_, seconds) in enumerate(timings)
+    ]
+
+
+def _medians(pairs: Iterable[tuple[Any, float]]) -> dict[Any, float]:
+    groups: defaultdict[Any, list[float]] = defaultdict(list)
+    for key, value in pairs:
+        groups[key].append(value)
+    return {key: statistics.median(values) for key, values in groups.items()}
 
 
 def typical(seconds: Sequence[float]) -> float:

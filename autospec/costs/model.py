@@ -110,8 +110,9 @@ class CostModel:
             now = self._calibration
             _add(now.verify, width, verify_seconds, now.table.verify_seconds(width, outcome.context_tokens))
             if action.block_length and (correction := now.drafts.get(action.source)) is not None:
-                calibrated = now.table.draft_seconds(action.source, action.block_length, outcome.context_tokens)
-                _add(correction, action.block_length, outcome.draft_seconds, calibrated)
+                steps = outcome.num_draft_steps
+                calibrated = now.table.draft_seconds(action.source, steps, outcome.context_tokens)
+                _add(correction, steps, outcome.draft_seconds, calibrated)
             self._blocks += 1
             if self._blocks % SETTLE_EVERY == 0:
                 self._settle()

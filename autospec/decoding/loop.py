@@ -23,7 +23,7 @@ from autospec.drafts.base import DraftRequest, DraftSession, DraftSource, Propos
 from autospec.errors import ConfigurationError, DraftError, ExactnessError
 from autospec.notices import warn
 from autospec.randomness import spared
-from autospec.types import NONE, OFF, Action, BlockContext, BlockOutcome, Offer, RequestContext
+from autospec.types import NONE, OFF, Action, BlockContext, BlockOutcome, Offer, RequestContext, Stop
 
 MAX_OFFER = 16
 """Tokens that retrieval sources are asked for before a choice; a longer block asks again."""
@@ -87,6 +87,7 @@ class Loop:
         self._learning: dict[str, Any] = {name: s for name, s in sources.items() if callable(getattr(s, "learn", None))}
         self._sessions: dict[str, DraftSession] = {}
         self._seeing = {name: layers for name, s in sources.items() if (layers := hidden_layers_of(s))}
+        self._stoppable = frozenset(name for name, s in sources.items() if getattr(s, "takes_stop", False))
         self._retrieval = [name for name, s in sources.items() if getattr(s, "is_retrieval", False)]
         self._offers = Offers()
         self._drafted_at: dict[str, int] = {}  # source -> tokens of the text when it drafted last
@@ -159,6 +160,7 @@ class Loop:
             catch_up_tokens=catch_up_tokens,
             request=self._request,
             offers=self._offers.settle(self._text, is_finished=self._answer.is_finished),
+            confidences=tuple(proposal.confidences),
         )
         self.tally.add(outcome)
         self._drafted_last = action.source if action.block_length else None
@@ -179,6 +181,7 @@ class Loop:
             sources=tuple(self._sources),
             offers=offers,
             backlogs={name: self._backlog(name) for name in self._sources if name not in self._retrieval},
+            stoppable=self._stoppable,
         )
         if self.tally.is_control:
             return context, CONTROL
@@ -227,15 +230,16 @@ class Loop:
             return Proposal()
         offered, _ = self._offered.get(action.source, (None, 0.0))
         if offered is None or len(offered.tokens) == MAX_OFFER < action.block_length:
-            return self._drafted(action.source, action.block_length)
+            return self._drafted(action.source, action.block_length, action.stop)
         length = action.block_length
         return replace(offered, tokens=offered.tokens[:length], scores=offered.scores[:length])
 
-    def _drafted(self, source: str, block_length: int) -> Proposal:
+    def _drafted(self, source: str, block_length: int, stop: Stop | None = None) -> Proposal:
         """What a source proposes; nothing where it fails, and it is then switched off."""
         try:
             with self._own_noise():
-                proposal = self._session(source).propose(self._text, block_length)
+                options = {} if stop is None or source not in self._stoppable else {"stop": stop}
+                proposal = self._session(source).propose(self._text, block_length, **options)
             proposal = self._checked(proposal, block_length)
             if proposal.draft_probs is not None and source in self._retrieval:  # always, whatever was drawn
                 raise DraftError("its drafts are drawn, and a retrieval source's may not be")

@@ -18,6 +18,7 @@ from autospec.drafts.subset import subset_vocabulary
 from autospec.drafts.translation import SameIds, Translation
 from autospec.drafts.vocabulary import check_same_vocabulary, shared_ids
 from autospec.errors import ConfigurationError, DraftError
+from autospec.types import Stop
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,6 +49,7 @@ class Assistant:
     """
 
     name = "assistant"
+    takes_stop = True
 
     def __init__(
         self,
@@ -162,7 +164,7 @@ class AssistantSession:
         self._num_agreed = 0  # of those in the cache, known to stay
 
     @torch.no_grad()
-    def propose(self, committed: Sequence[int], block_length: int) -> Proposal:
+    def propose(self, committed: Sequence[int], block_length: int, stop: Stop | None = None) -> Proposal:
         text = self._reading.read(committed)
         room = block_length if self._window is None else min(block_length, self._window - len(text))
         if room < 1:
@@ -177,6 +179,7 @@ class AssistantSession:
             is_greedy=self._is_greedy,
             stop_rule=self._stop_rule,
             write=self._translation.write,
+            stop=stop,
         )
         catch_up_seconds = 0.0
         try:
@@ -185,6 +188,8 @@ class AssistantSession:
             backlog = list(text[len(self._cached) :])
             # no backlog: a token that processors forced, and that the draft cannot read
             while backlog and len(drawing.tokens) < room and drawing.draw(self._forward(backlog)):
+                if not drawing.wants_more():
+                    break
                 backlog = self._translation.read(drawing.tokens[-1])
         except Exception as error:  # noqa: BLE001  # becomes a DraftError, now or at the next call
             self._failure = drawing.failed(error)

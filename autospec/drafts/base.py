@@ -49,6 +49,7 @@ class Proposal:
     notes: Sequence[str] = ()  # what went wrong and was worked around, for the request's record
     scores: Sequence[float] = ()  # [k], for each token how likely it and all before it are, as the source sees it
     match_length: int = 0  # last committed tokens that were found again, of sources that look for them
+    confidences: Sequence[tuple[float, float]] = ()  # margin and entropy at each position that a stop was asked about
 
 
 class DraftSession(Protocol):
@@ -94,6 +95,9 @@ class DraftSource(Protocol):
     It may have `is_retrieval` = True: its drafts follow from the committed tokens alone, cost next to nothing, and the
     beginning of a draft is one, too. Policies may then know what it would propose before they choose.
 
+    It may have `takes_stop` = True: `propose(committed, block_length, stop=...)` then asks an `autospec.types.Stop`,
+    where it is given one, before each position, and reports in `Proposal.confidences` what it was asked with.
+
     It may have `failure`, why it will not draft: it is then off in every request, with this in the record.
 
     It may have `hidden_layers`, once attached: indices of those of the target's hidden states (as transformers counts
@@ -129,6 +133,11 @@ def _is_share(value: Any) -> bool:
     return isinstance(value, (int, float)) and 0.0 <= value <= 1.0
 
 
+def _is_confidence(value: Any) -> bool:
+    is_pair = isinstance(value, tuple) and len(value) == 2
+    return is_pair and all(isinstance(v, float) and math.isfinite(v) for v in value)
+
+
 def checked(proposal: Proposal, block_length: int, vocab_size: int) -> Proposal:
     """The proposal, if it is one that can be verified.
 
@@ -152,6 +161,10 @@ def checked(proposal: Proposal, block_length: int, vocab_size: int) -> Proposal:
         raise DraftError(f"proposed with match_length={length!r}: a whole number of at least 0 is needed")
     if not isinstance(seconds, (int, float)) or not 0.0 <= seconds < math.inf:
         raise DraftError(f"proposed with catch_up_seconds={seconds!r}: a number of seconds is needed")
+    if not isinstance(proposal.confidences, (list, tuple)) or not all(map(_is_confidence, proposal.confidences)):
+        raise DraftError("proposed with confidences that are not a list of pairs of finite numbers")
+    if proposal.confidences and not 0 <= len(proposal.confidences) - len(tokens) <= 1:
+        raise DraftError(f"proposed {len(tokens)} tokens with confidences at {len(proposal.confidences)} positions")
     shape = None if proposal.draft_probs is None else tuple(getattr(proposal.draft_probs, "shape", ()))
     if shape is not None and shape != (len(tokens), vocab_size):
         raise DraftError(f"proposed draft_probs of shape {shape} for {len(tokens)} tokens and {vocab_size} ids")

@@ -74,6 +74,11 @@ class CrossTokenizer:
         self._target: Spelling | None = None
         self._shared: OtherIds | None = None
 
+    @property
+    def takes_stop(self) -> bool:
+        """Where positions are the target's own: text is drafted in pieces of another size."""
+        return self.method == "shared"
+
     def attach(self, target: PreTrainedModel, tokenizer: Any | None) -> None:
         check_can_draft(self.model, target)
         if tokenizer is None:

@@ -9,6 +9,7 @@ import torch
 
 from autospec.drafts.base import DraftRequest, Proposal
 from autospec.errors import DraftError
+from autospec.types import Stop
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +33,15 @@ class StopRule(NamedTuple):
 NEVER = StopRule()
 
 
+def confidence(logits: Tensor) -> tuple[float, float]:
+    """Margin of the two largest probabilities, and entropy in nats. Args: logits: [n]."""
+    probs = logits.float().softmax(dim=-1)
+    largest = probs.topk(min(2, len(probs))).values
+    margin = largest[0] - largest[-1] if len(largest) > 1 else largest[0]
+    found: list[float] = torch.stack([margin, torch.special.entr(probs).sum()]).tolist()
+    return found[0], found[1]
+
+
 def write_same_ids(logits: Tensor, vocab_size: int) -> Tensor:
     """Logits over the target's ids, [1, vocab_size], for a draft with the same ones. Args: logits: [1, n]."""
     num_ids = min(logits.shape[-1], vocab_size)
@@ -49,6 +59,7 @@ class Drawing:
         is_greedy: take the likeliest token (a one-hot q).
         stop_rule: when the block ends before its next position.
         write: from the draft's logits, [1, n], to those over the target's ids, [1, vocab_size].
+        stop: asked as well, of what the draft's own logits say.
     """
 
     def __init__(
@@ -59,16 +70,23 @@ class Drawing:
         is_greedy: bool,
         stop_rule: StopRule = NEVER,
         write: Callable[[Tensor, int], Tensor] = write_same_ids,
+        stop: Stop | None = None,
     ) -> None:
         self._request = request
         self._is_greedy = is_greedy
         self._stop_rule = stop_rule
         self._write = write
+        self._stop = stop
+        self._confidences: list[tuple[float, float]] = []
         self._randomness = request.randomness.fork() if request.is_paired and not is_greedy else request.randomness
         # the whole text, so only where somebody reads it
         self._prefix = torch.tensor([list(committed)], device=request.device) if request.processors else None
         self._probs: list[Tensor] = []
         self.tokens: list[int] = []
+
+    def wants_more(self) -> bool:
+        """Is the draft to look at the next position?"""
+        return self._stop is None or self._stop.wants_more()
 
     def draw(self, logits: Tensor) -> bool:
         """Draw the next token.
@@ -84,6 +102,10 @@ class Drawing:
         """
         if not torch.isfinite(logits.amax()):
             raise DraftError("the draft's logits are not finite (a half-precision overflow?)")
+        if self._stop is not None:
+            self._confidences.append(confidence(logits[0]))
+            if self._stop.ends(*self._confidences[-1]):
+                return False
         scores = self._write(logits.to(self._request.scores_dtype), self._request.vocab_size)
         if self._prefix is not None:
             scores = self._request.processors(self._prefix, scores)
@@ -119,4 +141,9 @@ class Drawing:
     def proposal(self, catch_up_seconds: float) -> Proposal:
         """What was drawn so far."""
         is_drawn = bool(self._probs) and not self._request.is_paired
-        return Proposal(self.tokens, torch.stack(self._probs) if is_drawn else None, catch_up_seconds)
+        return Proposal(
+            self.tokens,
+            torch.stack(self._probs) if is_drawn else None,
+            catch_up_seconds,
+            confidences=self._confidences,
+        )

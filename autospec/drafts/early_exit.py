@@ -14,6 +14,7 @@ from autospec.caches import append, first_layers_of_cache, new_cache
 from autospec.drafts.assistant import Assistant, AssistantSession
 from autospec.drafts.base import DraftRequest, DraftSession, Proposal
 from autospec.errors import ConfigurationError, DraftError
+from autospec.types import Stop
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,6 +39,7 @@ class EarlyExit:
     """
 
     name = "early_exit"
+    takes_stop = True
 
     def __init__(
         self,
@@ -79,15 +81,15 @@ class EarlyExitSession:
         self._request = request
         self._num_layers = num_layers
 
-    def propose(self, committed: Sequence[int], block_length: int) -> Proposal:
+    def propose(self, committed: Sequence[int], block_length: int, stop: Stop | None = None) -> Proposal:
         assert self._request.target_cache is not None
         num_cached = len(committed) - 1
         view = first_layers_of_cache(self._request.target_cache(), self._num_layers, num_cached)
         if view is None:
-            return self._session.propose(committed, block_length)
+            return self._session.propose(committed, block_length, stop)
         self._session.lend(view, list(islice(committed, num_cached)))
         try:
-            return self._session.propose(committed, block_length)
+            return self._session.propose(committed, block_length, stop)
         finally:
             self._session.take_back()
 
