@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from autospec.errors import ConfigurationError
@@ -96,6 +96,36 @@ class AcceptanceModel:
             survival.append(product)
         return survival + [0.0] * (block_length - len(survival))
 
+    def expected_tokens(self, segment: str, source: str, block_length: int) -> list[float]:
+        """[block_length + 1], accepted tokens expected of so many draft tokens, in a block that has any."""
+        own, broad = self._find(segment, source) or _NOTHING, self._by_source.get(source, _NOTHING)
+        for_it, against_it = self._lean(own, broad)
+        lean = for_it + against_it
+        sums, total, product = [0.0], 0.0, 1.0
+        for accepted, at_risk in zip(own.accepted, own.at_risk, strict=True):
+            product *= (accepted + for_it) / (at_risk + lean)
+            if product < _NEGLIGIBLE:
+                break
+            total += product
+            sums.append(total)
+        else:
+            return self._further(sums, product, (accepted + for_it) / (at_risk + lean), block_length)
+        sums += [total] * (block_length + 1 - len(sums))
+        return sums
+
+    @staticmethod
+    def _further(sums: list[float], product: float, rate: float, block_length: int) -> list[float]:
+        """Beyond the positions that are told apart, all fare as the last."""
+        while len(sums) <= block_length:
+            product *= rate
+            sums.append(sums[-1] + (product if product >= _NEGLIGIBLE else 0.0))
+        return sums
+
+    def changes(self, segment: str, source: str) -> tuple[int, int]:
+        """As long as this is the same, all that is expected of a source's blocks in the segment is, too."""
+        own, broad = self._find(segment, source) or _NOTHING, self._by_source.get(source, _NOTHING)
+        return own.changes, broad.changes
+
     def offer_survival(self, context: BlockContext, source: str) -> list[float]:
         """[num_tokens] of the source's offer, probability that at least j + 1 of its tokens are accepted.
 
@@ -109,12 +139,7 @@ class AcceptanceModel:
         values = features(offer, context.request.temperature, context.output_tokens)
         scores = offer.scores if len(offer.scores) >= offer.num_tokens else ()
         odds = self._odds(context.segment, source, offer.num_tokens)
-        survival, product = [], 1.0
-        for rate in confidence.rates(odds, values, own.features, scores, own.score):
-            product *= rate
-            if product < _NEGLIGIBLE:
-                break
-            survival.append(product)
+        survival = confidence.survival(odds, values, own.features, scores, own.score, _NEGLIGIBLE)
         return survival + [0.0] * (offer.num_tokens - len(survival))
 
     def rates(self, segment: str, source: str, num_positions: int) -> list[float]:
@@ -125,7 +150,7 @@ class AcceptanceModel:
         self, segment: str, source: str, temperature: float, output_tokens: int, num_positions: int
     ) -> Callable[[int, float, float], float]:
         """Acceptance at a position of a model draft's block, from its index and from margin and entropy of q there."""
-        odds = list(self._odds(segment, source, num_positions))
+        odds = self._odds(segment, source, num_positions)
         own, confidence = self._find(segment, source), self._confidence.get(source)
         if own is None or confidence is None or not own.seen:
             return lambda position, margin, entropy: odds[position] / (1.0 + odds[position])
@@ -229,21 +254,24 @@ class AcceptanceModel:
         for counts in (self._own(segment, source), self._by_source.setdefault(source, Counts())):
             counts.add(num_draft, num_judged, num_accepted, self._discount, expected_next)
 
-    def _odds(self, segment: str, source: str, num_positions: int) -> Iterator[float]:
+    def _odds(self, segment: str, source: str, num_positions: int) -> list[float]:
         """[num_positions], acceptance over rejection of each position that is at risk."""
         own = self._find(segment, source) or _NOTHING
         broad = self._by_source.get(source, _NOTHING)
-        # every position leans on the rate pooled over positions, which leans on the broader estimate
+        for_it, against_it = self._lean(own, broad)
+        pairs = zip(own.accepted[:num_positions], own.at_risk, strict=False)
+        odds = [(accepted + for_it) / (at_risk - accepted + against_it) for accepted, at_risk in pairs]
+        return odds if num_positions <= MAX_POSITIONS else odds + odds[-1:] * (num_positions - MAX_POSITIONS)
+
+    def _lean(self, own: Counts, broad: Counts) -> tuple[float, float]:
+        """Acceptances and rejections that every position begins with.
+
+        They are of the rate pooled over positions, which itself is shrunk towards the broader estimate.
+        """
         weight = self._strength
-        rate = _shrunk(broad.accepted_tokens, broad.judged_tokens, self._prior, weight)
-        rate = _shrunk(own.accepted_tokens, own.judged_tokens, rate, weight)
-        for_it, against_it = max(weight * rate, 1e-4), max(weight * (1.0 - rate), 1e-4)
-        odds = 0.0
-        for accepted, at_risk in zip(own.accepted[:num_positions], own.at_risk, strict=False):
-            odds = (accepted + for_it) / (at_risk - accepted + against_it)
-            yield odds
-        for _ in range(num_positions - MAX_POSITIONS):
-            yield odds
+        rate = (broad.accepted_tokens + weight * self._prior) / (broad.judged_tokens + weight)
+        rate = (own.accepted_tokens + weight * rate) / (own.judged_tokens + weight)
+        return max(weight * rate, 1e-4), max(weight * (1.0 - rate), 1e-4)
 
 
 def _shrunk(successes: float, trials: float, mean: float, weight: float) -> float:

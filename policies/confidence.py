@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -20,7 +20,7 @@ _KEPT = 0.99  # of old evidence at each new offer
 _LONGEST_STEP = 0.5
 _FARTHEST = 6.0  # a shift of the logit
 _MOST_WEIGHT = 1e6  # in size
-_LEAST_SHARE = 0.02  # of a score that is believed
+_LEAST_SHARE, _MOST_SHARE = 0.02, 0.98  # of a score that is believed
 
 
 def features(offer: Offer, temperature: float, output_tokens: int) -> list[float]:
@@ -47,7 +47,7 @@ def score_logits(scores: Sequence[float], num_tokens: int) -> list[float] | None
 
 
 def _share_logit(score: float, before: float) -> float:
-    share = min(max(score / before if before > 0.0 else 0.0, _LEAST_SHARE), 1.0 - _LEAST_SHARE)
+    share = min(max(score / before if before > 0.0 else 0.0, _LEAST_SHARE), _MOST_SHARE)
     return math.log(share / (1.0 - share))
 
 
@@ -65,32 +65,46 @@ class Confidence:
         self._weights = [0.0] * _SIZE
         self._precision = _CERTAINTY * np.eye(_SIZE)
 
-    def rates(
+    def survival(
         self,
         odds: Iterable[float],
         values: Sequence[float],
         means: Sequence[float],
         scores: Sequence[float],
         mean_score: float,
-    ) -> Iterator[float]:
-        """Acceptance of each token of an offer, made as they are asked for.
+        least: float,
+    ) -> list[float]:
+        """Probability that at least j + 1 tokens of an offer are accepted, as long as it is not below `least`.
 
         Args:
-            odds: before the correction.
+            odds: of each token, before the correction.
             values, means: [NUM_FEATURES], and what they usually are.
             scores: of the offer, empty where it has none; `mean_score`, the usual logit of one given those before it.
         """
+        log, exp = math.log, math.exp
         shift = self._weights[-1]
         for weight, value, mean in zip(self._weights, values, means, strict=False):
             shift += weight * (value - mean)
         of_score, of_logit, before = self._weights[-3], self._weights[-2], 1.0
+        found, product = [], 1.0
         for each, score in zip(odds, scores or repeat(None), strict=False):
-            logit = math.log(each)
+            logit = log(each)
             move = shift + of_logit * logit
             if score is not None:
-                move += of_score * (_share_logit(score, before) - mean_score)
+                share = score / before if before > 0.0 else 0.0
+                if share < _LEAST_SHARE:
+                    share = _LEAST_SHARE
+                elif share > _MOST_SHARE:
+                    share = _MOST_SHARE
+                move += of_score * (log(share / (1.0 - share)) - mean_score)
                 before = score
-            yield 1.0 / (1.0 + math.exp(-logit - min(max(move, -_FARTHEST), _FARTHEST)))
+            if not -_FARTHEST < move < _FARTHEST:
+                move = _FARTHEST if move > 0.0 else -_FARTHEST
+            product /= 1.0 + exp(-logit - move)
+            if product < least:
+                break
+            found.append(product)
+        return found
 
     def rate(self, odds: float, values: Sequence[float], score: float) -> float:
         """Acceptance of one token. Args: odds: before the correction; values, score: relative to their means."""

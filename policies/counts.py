@@ -37,6 +37,7 @@ class Counts:
     late_accepted: float = 0.0
     judged_tokens: float = 0.0  # sums over the positions
     accepted_tokens: float = 0.0
+    changes: int = 0  # so far, to see whether what was reckoned from them still stands
 
     def add(
         self, num_draft: int, num_judged: int, num_accepted: int, discount: float, expected_next: float | None = None
@@ -48,6 +49,7 @@ class Counts:
                 was thought of it, and all before it were accepted. It counts as at risk, and as accepted by that share:
                 else the positions that were judged would be the promising ones alone, and say too much of the others.
         """
+        self.changes += 1
         self.at_risk = [discount * count for count in self.at_risk]
         self.accepted = [discount * count for count in self.accepted]
         num_judged, num_accepted = min(num_judged, MAX_POSITIONS), min(num_accepted, MAX_POSITIONS)

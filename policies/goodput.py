@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from autospec.errors import ConfigurationError
@@ -23,6 +24,8 @@ _EVIDENCE_GAINED = 0.2  # of what was lost of it, for each block with the source
 _SPREAD_TOKENS = 64  # over which a long catching up is spread, where so many are left
 _LONG_BACKLOG = 32  # tokens; a shorter one is of a source that is used by turns
 _LENGTHS_BEYOND = 2  # of those to choose from, that a block with a stop may reach
+_MOST_KNOWN = 4096
+_SHOWN = 3  # candidates in a reason
 _LOOK_EVERY = 32  # blocks of a segment; one that is never ended shows how unsure positions really fare
 _GRANT_STEPS = 2.0  # plain steps that a segment may lose by exploring before it has a budget
 
@@ -36,6 +39,15 @@ class _Candidate(NamedTuple):
 
     def gain(self, step: float) -> float:
         return self.tokens / self.seconds * step
+
+
+class _Expected(NamedTuple):
+    """Of the blocks of one source in one segment, by block length."""
+
+    changes: tuple[int, int]  # of the acceptance model when it was reckoned
+    prices: PriceList
+    tokens: list[float]
+    seconds: list[float]
 
 
 @dataclass(slots=True)
@@ -110,6 +122,7 @@ class Goodput:
         self._segments: dict[str, _Segment] = {}
         self._catch_up: dict[str, list[float]] = {}  # source -> discounted tokens and seconds of long backlogs
         self._offering: set[str] = set()  # sources that are learnt from by their offers
+        self._known: dict[tuple[str, str], _Expected] = {}  # of segments and sources lately asked about
 
     @property
     def settings(self) -> dict[str, object]:
@@ -129,10 +142,12 @@ class Goodput:
         rate = max((segment.tokens + _PRIOR_STEPS) / (segment.seconds + _PRIOR_STEPS * step), 1.0 / step)
         off = _Candidate(1.0 - rate * step, 1.0, step, NONE, 0)
         lengths = prices.block_lengths
-        lengths = lengths[: bisect_left(lengths, context.tokens_left)]  # those that have room
+        if lengths and lengths[-1] >= context.tokens_left:
+            lengths = lengths[: bisect_left(lengths, context.tokens_left)]  # those that have room
         found: dict[str, _Values] = {}
         excluded: list[str] = []
-        self._offering.update(context.offers)
+        if not self._offering.issuperset(context.offers):
+            self._offering.update(context.offers)
         for source in context.sources if lengths else ():
             draft = self._prices.draft(source, prices)
             if draft is None:
@@ -143,7 +158,8 @@ class Goodput:
                 found[source] = self._of_offer(context, source, lengths, prices, rate)
             else:
                 excluded.append(f"{source} (nothing found)")
-        bests = sorted([values.best() for values in found.values()], reverse=True)
+        ranked = sorted(found.values(), key=_most, reverse=True)
+        bests = [values.best() for values in ranked[:_SHOWN]]
         best = bests[0] if bests else off
         least = off.value + self._minimum_gain
         kind, chosen = ("best", best) if best.value >= least else ("off", off)
@@ -219,6 +235,7 @@ class Goodput:
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise ConfigurationError(f"this is no state of policy {self.name!r}: {error!r}") from error
         self._segments, self._offering, self._catch_up = segments, offering, catch_up
+        self._known.clear()
 
     def _segment(self, name: str) -> _Segment:
         segment = self._segments.pop(name, None) or _Segment()
@@ -233,9 +250,14 @@ class Goodput:
         """Blocks of a proposal that is there already: asking for it costs no more. A longer block has all of it."""
         num_tokens = context.offers[source].num_tokens
         committed = list(accumulate(self._acceptance.offer_survival(context, source), initial=1.0))
-        lengths = lengths[: bisect_left(lengths, num_tokens) + 1]
-        proposed = [min(length, num_tokens) for length in lengths]
-        return _Values(source, lengths, [committed[k] for k in proposed], [prices.verify[k] for k in proposed], rate)
+        whole = bisect_right(lengths, num_tokens)  # blocks that have as many tokens as were asked for
+        proposed = lengths[:whole]
+        if whole < len(lengths) and (not whole or proposed[-1] < num_tokens):
+            lengths, proposed = lengths[: whole + 1], [*proposed, num_tokens]
+        else:
+            lengths = proposed
+        verify = prices.verify
+        return _Values(source, lengths, [committed[k] for k in proposed], [verify[k] for k in proposed], rate)
 
     def _of_source(
         self,
@@ -246,20 +268,35 @@ class Goodput:
         prices: PriceList,
         rate: float,
     ) -> _Values:
-        accepted = list(accumulate(self._acceptance.survival(context.segment, source, lengths[-1]), initial=0.0))
-        hit_rate = self._acceptance.hit_rate(context.segment, source)
-        verify, miss_seconds = prices.verify, (1.0 - hit_rate) * prices.step
-        tokens = [1.0 + hit_rate * accepted[k] for k in lengths]
-        seconds = [time + hit_rate * verify[k] + miss_seconds for k, time in zip(lengths, draft, strict=False)]
+        expected = self._expected(context.segment, source, draft, prices)
+        tokens, seconds = expected.tokens, expected.seconds
         backlog = context.backlogs.get(source, 0)
         if not backlog:
             return _Values(source, lengths, tokens, seconds, rate)
         catch_up = self._catch_up_seconds(source, backlog, draft[0])
         if backlog <= _LONG_BACKLOG:
-            return _Values(source, lengths, tokens, [time + catch_up for time in seconds], rate)
+            return _Values(source, lengths, tokens, seconds, rate, each=catch_up)
         share = catch_up / max(1, min(context.tokens_left, _SPREAD_TOKENS))
         spread = [time + share * num for time, num in zip(seconds, tokens, strict=True)]
         return _Values(source, lengths, tokens, spread, rate, unspread=catch_up)
+
+    def _expected(self, segment: str, source: str, draft: Sequence[float], prices: PriceList) -> _Expected:
+        """Of the source's blocks, what it takes to catch up left out; reckoned anew only where something changed."""
+        changes = self._acceptance.changes(segment, source)
+        known = self._known.get((segment, source))
+        if known is not None and known.prices is prices and known.changes == changes:
+            return known
+        accepted = self._acceptance.expected_tokens(segment, source, prices.block_lengths[-1])
+        hit_rate = self._acceptance.hit_rate(segment, source)
+        verify, miss_seconds = prices.verify, (1.0 - hit_rate) * prices.step
+        tokens = [1.0 + hit_rate * accepted[k] for k in prices.block_lengths]
+        seconds = [
+            time + hit_rate * verify[k] + miss_seconds for k, time in zip(prices.block_lengths, draft, strict=True)
+        ]
+        if len(self._known) > _MOST_KNOWN:
+            self._known.clear()
+        self._known[segment, source] = known = _Expected(changes, prices, tokens, seconds)
+        return known
 
     def _stop(
         self, context: BlockContext, source: str, block_length: int, prices: PriceList, rate: float
@@ -329,12 +366,13 @@ class _Values:
     Args:
         source: its name.
         lengths: [n], block lengths, ascending.
-        tokens, seconds: [n], expected of such a block.
+        tokens, seconds: at least [n], expected of such a block.
         rate: tokens per second that the segment's time brings.
+        each: seconds that every one of them takes besides.
         unspread: seconds that the first of these blocks takes once, of which each of them is charged a share.
     """
 
-    __slots__ = ("_seconds", "_source", "_tokens", "lengths", "most", "unspread", "values")
+    __slots__ = ("_each", "_seconds", "_source", "_tokens", "lengths", "most", "unspread", "values")
 
     def __init__(
         self,
@@ -343,11 +381,15 @@ class _Values:
         tokens: list[float],
         seconds: list[float],
         rate: float,
+        each: float = 0.0,
         unspread: float = 0.0,
     ) -> None:
-        self.unspread = unspread
+        self._each, self.unspread = each, unspread
         self._source, self.lengths, self._tokens, self._seconds = source, lengths, tokens, seconds
-        self.values = [num - rate * time for num, time in zip(tokens, seconds, strict=True)]
+        if len(tokens) > len(lengths):
+            tokens = tokens[: len(lengths)]
+        charge = rate * each
+        self.values = [num - rate * time - charge for num, time in zip(tokens, seconds, strict=False)]
         self.most = max(self.values)
 
     def best(self) -> _Candidate:
@@ -357,14 +399,16 @@ class _Values:
         return self.at(self.lengths.index(block_length)) if block_length in self.lengths else None
 
     def at(self, index: int) -> _Candidate:
-        return _Candidate(
-            self.values[index], self._tokens[index], self._seconds[index], self._source, self.lengths[index]
-        )
+        seconds = self._seconds[index] + self._each
+        return _Candidate(self.values[index], self._tokens[index], seconds, self._source, self.lengths[index])
+
+
+_most = attrgetter("most")
 
 
 def _reason(kind: str, chosen: _Candidate, bests: list[_Candidate], step: float, excluded: Sequence[str]) -> str:
     """What was done, the best of each source by predicted goodput relative to plain steps, and what was left out."""
     shown = bests if kind in ("off", "best", "look") else [chosen, *(each for each in bests if each is not chosen)]
-    words = ", ".join([f"{c.source}:{c.block_length} {c.gain(step):.2f}x" for c in shown[:3]])
+    words = ", ".join([f"{c.source}:{c.block_length} {c.tokens / c.seconds * step:.2f}x" for c in shown[:_SHOWN]])
     text = f"{kind}: {words or 'nothing to choose from'}"
     return f"{text}; left out: {', '.join(excluded)}" if excluded else text

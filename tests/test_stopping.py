@@ -88,9 +88,8 @@ def live(policy: Any, blocks: int, seed: int, *, is_stoppable: bool) -> tuple[fl
     rng = np.random.default_rng(seed)
     outcomes, tokens, seconds = [], 0, 0.0
     for number in range(blocks):
-        context = BlockContext(
-            REQUEST, 100 + number % 500, 50 + number % 500, ("assistant",), stoppable=frozenset(["assistant"] * is_stoppable)
-        )
+        stoppable, place = frozenset(["assistant"] * is_stoppable), number % 500
+        context = BlockContext(REQUEST, 100 + place, 50 + place, ("assistant",), stoppable=stoppable)
         action = policy.choose(context)
         rule, drafted, looked = action.stop, 0, []
         sure = rng.random(action.block_length + 1) < 0.5

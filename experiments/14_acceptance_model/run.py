@@ -25,13 +25,14 @@ from transformers import LogitsProcessorList
 from autospec import models
 from autospec.data import DemoPrompt, interleaved
 from autospec.decoding.offers import Offers
-from autospec.drafts import NGram, Suffix
+from autospec.drafts import Assistant, NGram, Suffix
 from autospec.drafts.base import DraftRequest
 from autospec.policies import Goodput
 from autospec.policies.acceptance import AcceptanceModel
+from autospec.policies.stopping import MarginalStop
 from autospec.randomness import TorchRandomness
 from autospec.replay import record
-from autospec.types import BlockContext, BlockOutcome, OfferOutcome, RequestContext
+from autospec.types import Action, BlockContext, BlockOutcome, OfferOutcome, RequestContext
 
 FOLDER = Path(__file__).parent
 PROMPTS = FOLDER.parent.parent.parent / "shared" / "data" / "spec_bench.jsonl"
@@ -41,6 +42,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "T = 0.8": {"do_sample": True, "temperature": 0.8, "top_k": 0},
 }
 MOST = 16
+DRAFTED = 4
+"""Tokens that the model draft is asked for at each block."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def answers(arguments: argparse.Namespace) -> list[Answer]:
         rows = [json.loads(line) for line in arguments.work.read_text(encoding="utf-8").splitlines()]
     else:
         model, tokenizer = models.load("smollm2-135m", dtype=arguments.dtype)
-        prompts = first_turns(arguments.prompts, arguments.limit, arguments.tokens)
+        prompts = first_turns(arguments.prompts, arguments.limit, arguments.tokens, arguments.skip)
         made = {
             kind: record(model, tokenizer, prompts, options, max_new_tokens=arguments.tokens)
             for kind, options in OPTIONS.items()
@@ -128,8 +131,12 @@ def _request(row: dict[str, Any]) -> DraftRequest:
     )
 
 
-def walk(recordings: Sequence[Answer]) -> Iterator[Judged]:
-    """One pass over all answers, in order, with one policy and one pool of earlier answers."""
+def walk(recordings: Sequence[Answer], assistant: Any) -> Iterator[Judged]:
+    """One pass over all answers, in order, with one policy and one pool of earlier answers.
+
+    Args:
+        assistant: asked besides at every block, for a few tokens whose margin and entropy are looked at.
+    """
     sources = {"ngram": NGram(), "suffix": Suffix()}
     acceptance = AcceptanceModel(discount=0.99, prior_acceptance=0.5)
     policy = Goodput(Costs(), acceptance=acceptance)
@@ -145,6 +152,7 @@ def walk(recordings: Sequence[Answer]) -> Iterator[Judged]:
             temperature,
         )
         sessions = {name: source.start(recording.request) for name, source in sources.items()}
+        drafting = assistant.start(recording.request)
         offers, text = Offers(), [*recording.prompt, recording.answer[0]]
         expected: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
         while (done := len(text) - len(recording.prompt)) < len(recording.answer):
@@ -156,6 +164,8 @@ def walk(recordings: Sequence[Answer]) -> Iterator[Judged]:
                 if offer.num_tokens:
                     plain = acceptance.survival(recording.segment, name, offer.num_tokens)
                     expected[name, done] = (acceptance.offer_survival(context, name), plain)
+            if room > 0:
+                yield from _drafted(drafting, acceptance, request, kind, text, recording.answer[done:], room)
             action = policy.choose(context)
             draft = proposals[action.source].tokens[: action.block_length] if action.block_length else []
             following = recording.answer[done:]
@@ -180,6 +190,41 @@ def walk(recordings: Sequence[Answer]) -> Iterator[Judged]:
                 )
             )
         sources["suffix"].learn(recording.request, recording.answer)
+
+
+def _drafted(
+    session: Any,
+    acceptance: AcceptanceModel,
+    request: RequestContext,
+    kind: str,
+    text: Sequence[int],
+    following: Sequence[int],
+    room: int,
+) -> Iterator[Judged]:
+    """What is thought of each token of a model draft, from q there before it was drawn, and what became of it."""
+    length, segment, output = min(DRAFTED, room), request.segment, len(text) - request.prompt_tokens
+    plain = acceptance.rates(segment, "assistant", length)
+    confident = acceptance.confident(segment, "assistant", request.temperature, output, length)
+    watching = MarginalStop(plain, confident, [0.0] * (length + 1), [0.0] * (length + 1), rate=0.0)
+    proposal = session.propose(text, length, stop=watching)
+    draft = proposal.tokens
+    accepted = next((i for i, (a, b) in enumerate(zip(draft, following, strict=False)) if a != b), len(draft))
+    judged = min(accepted + 1, len(draft))
+    for j, (margin, entropy) in enumerate(proposal.confidences[:judged]):
+        yield Judged("assistant", segment, kind, j + 1, confident(j, margin, entropy), plain[j], j < accepted)
+    acceptance.add(
+        BlockOutcome(
+            segment,
+            Action("assistant", length),
+            len(text),
+            len(draft),
+            judged,
+            accepted,
+            accepted + 1,
+            request=request,
+            confidences=tuple(proposal.confidences),
+        )
+    )
 
 
 def _judged(
@@ -231,14 +276,14 @@ def reliability(judged: Sequence[Judged], *, without: bool = False, bins: int = 
     }
 
 
-def first_turns(path: Path, limit: int, tokens: int) -> list[DemoPrompt]:
-    """The first turns of so many prompts of each segment, evenly spread over the file."""
+def first_turns(path: Path, limit: int, tokens: int, skip: int) -> list[DemoPrompt]:
+    """The first turns of so many prompts of each segment, evenly spread over the file. Args: skip: moves the choice."""
     found: dict[str, list[DemoPrompt]] = {segment: [] for segment in SEGMENTS}
     for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         message = {"role": "user", "content": row["turns"][0]}
         found[row["segment"]].append(DemoPrompt(str(row["question_id"]), row["segment"], (message,), tokens))
-    spread = [rows[int(i * len(rows) / limit)] for rows in found.values() for i in range(min(limit, len(rows)))]
+    spread = [rows[int(i * len(rows) / limit) + skip] for rows in found.values() for i in range(min(limit, len(rows)))]
     return list(interleaved(spread))
 
 
@@ -246,18 +291,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
     parser.add_argument("--limit", type=int, default=10, help="prompts of each segment")
+    parser.add_argument("--skip", type=int, default=1, help="how far the choice of prompts is moved on")
     parser.add_argument("--tokens", type=int, default=48, help="of each answer")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--work", type=Path, default=None, help="where the answers are kept, and taken from")
     parser.add_argument("--out", type=Path, default=FOLDER)
     arguments = parser.parse_args()
     mixed = answers(arguments)
-    judged = list(walk(mixed))
+    target, tokenizer = models.load("smollm2-135m", dtype=arguments.dtype)
+    # its likeliest token: then what becomes of it follows from the answer alone, as in paired sampling
+    assistant = Assistant(models.load_model("smollm2-135m-assistant", dtype=arguments.dtype), greedy=True)
+    assistant.attach(target, tokenizer)
+    judged = list(walk(tqdm(mixed, desc="walk"), assistant))
     late = judged[len(judged) // 2 :]
     slices: dict[str, list[Judged]] = {
         "all": late,
         "first position": [each for each in late if each.position == 1],
-        **{source: [each for each in late if each.source == source] for source in ("ngram", "suffix")},
+        **{source: [each for each in late if each.source == source] for source in ("ngram", "suffix", "assistant")},
         **{kind: [each for each in late if each.kind == kind] for kind in OPTIONS},
         **{segment: [each for each in late if each.segment == segment] for segment in SEGMENTS},
         "from the first offer on": judged,
