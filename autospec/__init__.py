@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from autospec import models as models
     from autospec import policies as policies
     from autospec import telemetry as telemetry
+    from autospec import traffic as traffic
     from autospec.speculator import Speculator as Speculator
     from autospec.speculator import wrap as wrap
 
@@ -48,10 +49,11 @@ __all__ = [
     "segment",
     "telemetry",
     "tenant",
+    "traffic",
     "wrap",
 ]
 
-_MODULES = ("drafts", "models", "policies", "telemetry")
+_MODULES = ("drafts", "models", "policies", "telemetry", "traffic")
 
 
 def __getattr__(name: str) -> Any:

@@ -26,7 +26,7 @@ def describe_deployment(model: Any, drafts: Mapping[str, Any]) -> Deployment:
     return Deployment(
         host=socket.gethostname(),
         device=device_name(model.device),
-        target=_model_name(model),
+        target=model_name(model),
         dtype=str(model.dtype).removeprefix("torch."),
         drafts=tuple(sorted(drafts)),
         versions={
@@ -47,7 +47,7 @@ def package_version() -> str:
         return "0+unknown"
 
 
-def _model_name(model: Any) -> str:
+def model_name(model: Any) -> str:
     """The model's name without the folders of this machine."""
     name = str(getattr(model, "name_or_path", "") or type(model).__name__)
     return Path(name).name if Path(name).is_absolute() else name

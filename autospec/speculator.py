@@ -23,7 +23,7 @@ from autospec.decoding.decoder import Decoder
 from autospec.decoding.probe import why_not_by_blocks
 from autospec.decoding.support import CannotDecodeError
 from autospec.decoding.tally import Stopwatch, Tally
-from autospec.deployment import describe_deployment
+from autospec.deployment import describe_deployment, model_name
 from autospec.drafts.base import DraftSource
 from autospec.drafts.registry import make_sources
 from autospec.errors import ConfigurationError
@@ -34,7 +34,7 @@ from autospec.observers import Observer, Observers
 from autospec.policies.base import CostEstimates, Policy, Unmeasured, check_range
 from autospec.policies.registry import make_policy
 from autospec.randomness import TorchRandomness, plain_draws
-from autospec.recording import Redact, TokenRecorder
+from autospec.recording import Redact, TokenRecorder, needs_store
 from autospec.resuming import Learned
 from autospec.segments import Segmenter, make_segmenter
 from autospec.segments.requests import RequestSegments
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from autospec.costs.upkeep import Upkeep
     from autospec.telemetry.recorder import Recorder
+    from autospec.traffic import Traffic
 
 SAMPLING = ("paired", "maximal")
 
@@ -63,7 +64,7 @@ def wrap(
     metrics: Observer | Iterable[Observer] | None = None,
     segments: str | Path | Segmenter | None = None,
     trace: float = 0.0,
-    record: bool | Redact = False,
+    record: bool | Redact | str | Path | Traffic = False,
     control_share: float | None = None,
     resume: bool = True,
 ) -> Speculator:
@@ -83,7 +84,9 @@ def wrap(
         metrics: who is told of each request: `autospec.telemetry.Metrics()` (Prometheus), `autospec.telemetry.Spans()`
             (OpenTelemetry), any object with `observe(record)`, or several of them.
         record: keep prompts and answers in the database, as token ids. True, or a function that
-            takes both as lists and gives what may be kept of them, None for nothing. Needs a store.
+            takes both as lists and gives what may be kept of them, None for nothing. Needs a store. Or a folder, or
+            `autospec.traffic.Traffic(folder, ...)`: into files there instead, for `tune`; needs no store, but the
+            tokenizer (docs/traffic.md).
         trace: share of the requests, chosen at random, whose blocks are stored one by one. Needs a store.
         control_share: share of the requests, chosen at random, that are decoded plainly throughout to measure what
             speed-up means. None: as the policy has it, which is 0.02 with `auto` and 0 with a fixed one.
@@ -131,7 +134,7 @@ class Speculator:
         strict: bool,
         run: str | None,
         trace: float,
-        record: bool | Redact,
+        record: bool | Redact | str | Path | Traffic,
         metrics: Observer | Iterable[Observer] | None,
         segments: str | Path | Segmenter | None,
         control_share: float | None,
@@ -152,10 +155,11 @@ class Speculator:
         check_range("trace", trace, 0.0, 1.0)
         if control_share is not None:
             check_range("control_share", control_share, 0.0, 1.0)
-        if store is None and (trace or record is not False):
+        if store is None and (trace or needs_store(record)):
             raise ConfigurationError("trace= and record= are kept in a database: give store=, too")
         if isinstance(tokenizer, str):
             raise ConfigurationError(f"tokenizer={tokenizer!r}: pass the tokenizer itself, not its name")
+        self._tokens = TokenRecorder(record)
         self._observers = Observers(metrics)
         self._segments = RequestSegments(make_segmenter(segments))
         self.model = model
@@ -165,6 +169,7 @@ class Speculator:
         if self._refusal is None:
             for source in self.sources.values():
                 source.attach(model, tokenizer)
+        self._tokens.attach(tokenizer, model_name(model))
         self._costs: CostEstimates | None = None
         self._upkeep: Upkeep | None = None
         if self._refusal and policy == "auto":
@@ -174,7 +179,6 @@ class Speculator:
         self._sampling = sampling
         self._strict = strict
         self._trace = trace
-        self._tokens = TokenRecorder(record)
         self._random = random.Random()  # of our own: the user's global one is not moved
         self._policy_version = policy_version(self.policy, made_by="wrap")
         self._controller = Controller(self.policy, control_share)
@@ -287,6 +291,7 @@ class Speculator:
             self._recorder.close()
             self._observers.forget(self._recorder)
             self._recorder = None
+        self._tokens.close()
 
     def __enter__(self) -> Speculator:
         return self
@@ -415,13 +420,14 @@ class Speculator:
             trace=None if tally.outcomes is None else pack(tally.outcomes),
             tokens=None
             if self._recorder is None
-            else self._tokens.of(call, output, is_encoder_decoder=self.model.config.is_encoder_decoder),
+            else self._tokens.for_store(call, output, is_encoder_decoder=self.model.config.is_encoder_decoder),
         )
         with self._lock:
             self.last_request = record
         recorder = self._recorder
         if recorder is not None:
             recorder.record(record)
+        self._tokens.to_traffic(record, call, output, is_encoder_decoder=self.model.config.is_encoder_decoder)
         self._observers.observe(record)
         learned = self._learned  # another thread may close
         if learned is not None:

@@ -22,8 +22,10 @@ _COMMANDS = {
     "explain": "autospec.cli.explain",
     "metrics": "autospec.cli.metrics",
     "models": "autospec.cli.models",
+    "record": "autospec.cli.record",
     "report": "autospec.cli.report",
     "segments": "autospec.cli.segments",
+    "traffic": "autospec.cli.traffic",
     "verify": "autospec.cli.verify",
     "version": "autospec.cli.version",
 }
