@@ -59,6 +59,11 @@ class Controller:
         is_plain = action.source == NONE or action.block_length == 0
         return replace(OFF, reason=action.reason) if is_plain else action
 
+    def verify_width(self, num_tokens: int, context_tokens: int) -> int:
+        """Tokens that a forward over `num_tokens` is padded to, where the policy reckons with it. Takes no lock."""
+        width = getattr(self._policy, "verify_width", None)
+        return num_tokens if width is None else int(width(num_tokens, context_tokens))
+
     @property
     def can_resume(self) -> bool:
         """Whether the policy can be asked for what it has learned, and go on from it."""

@@ -130,6 +130,7 @@ class BlockOutcome:
     request: RequestContext | None = None  # None where blocks were read back from a record
     offers: tuple[OfferOutcome, ...] = ()  # those of this block and earlier ones whose fate became known with it
     confidences: tuple[tuple[float, float], ...] = ()  # margin and entropy of q at each position that a stop looked at
+    num_padding_tokens: int = 0  # verified besides, since a wider forward is cheaper on this device
 
     @property
     def output_tokens(self) -> int:

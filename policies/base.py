@@ -30,6 +30,8 @@ class Policy(Protocol):
     - `settings`, the arguments it was made with, as plain JSON values, but for costs, which belong to the device.
     - `wants_offers`: True where `choose` reads `BlockContext.offers`. Retrieval sources are then asked before each
       block.
+    - `verify_width(num_tokens, context_tokens)`: to how many tokens a forward over so many of a block is padded, since
+      a wider one costs less on this device; asked after drafting, from any thread.
     - `is_control(request)`, called once before a request's first block: True to have it decoded plainly throughout, as
       a control. Its blocks are observed, too.
     - `state()`, what it has learned, as plain JSON values, and `restore(state)`: it then chooses as the other would

@@ -183,6 +183,10 @@ class Goodput:
                 stop = self._stop(context, chosen.source, length, prices, 0.0)
         return Action(chosen.source, length, _reason(kind, chosen, bests, step, excluded), chosen.gain(step), stop)
 
+    def verify_width(self, num_tokens: int, context_tokens: int) -> int:
+        """Tokens that a forward over `num_tokens` is padded to."""
+        return self._prices.width(num_tokens, context_tokens)
+
     def observe(self, outcome: BlockOutcome) -> None:
         for settled in outcome.offers:
             if outcome.request is not None:

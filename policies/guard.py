@@ -122,6 +122,11 @@ class Guard:
         segment.is_on = True
         return action
 
+    def verify_width(self, num_tokens: int, context_tokens: int) -> int:
+        """As the policy inside has it."""
+        width = getattr(self.policy, "verify_width", None)
+        return num_tokens if width is None else int(width(num_tokens, context_tokens))
+
     def observe(self, outcome: BlockOutcome) -> None:
         self.policy.observe(outcome)
         segment = self._segment(outcome.segment)

@@ -20,7 +20,7 @@ class PriceList:
 
     block_lengths: list[int]
     context_tokens: int
-    verify: list[float]  # [longest block + 1], by draft tokens verified
+    verify: list[float]  # [longest block + 1], by draft tokens verified; at a wider width where that is cheaper
     draft: dict[str, list[float] | None]  # [block lengths] by source; None where it cannot be used
     steps: dict[str, list[float]]  # [longest block + 1] by source, of those that can be used, as far as asked for
 
@@ -53,9 +53,15 @@ class Prices:
             lengths = list(self._costs.block_lengths)
             longest = lengths[-1] if lengths else 0
             context = _typical(context_tokens)
-            verify = [self._costs.verify_seconds(width, context) for width in range(1, longest + 2)]
+            widths = [self.width(tokens, context) for tokens in range(2, longest + 2)]
+            verify = [self._costs.verify_seconds(width, context) for width in (1, *widths)]  # a plain step stays one
             prices = self._lists[key] = PriceList(lengths, context, verify, {}, {})
         return prices
+
+    def width(self, num_tokens: int, context_tokens: int) -> int:
+        """Tokens of the forward that verifies so many at the least cost."""
+        cheapest = getattr(self._costs, "cheapest_width", None)
+        return num_tokens if cheapest is None else int(cheapest(num_tokens, context_tokens))
 
     def draft(self, source: str, prices: PriceList) -> list[float] | None:
         """[block lengths of the list], seconds of one proposal; None where the source cannot be used."""

@@ -19,6 +19,10 @@ DRIFTED = 1.25
 RECOVERED = 1.12
 """The need ends only once drift is less than this."""
 PATIENCE = 3
+_CONTEXT_TOKENS = 64
+"""Contexts that differ by less have the same cheapest width."""
+_MOST_WIDTHS = 4096
+"""Cheapest widths remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ class CostModel:
         self._drift = 1.0
         self._looks_adrift = 0
         self._needs_calibration = False
+        self._cheapest: dict[tuple[int, int], int] = {}  # replaced, never emptied: a late answer goes with the old one
 
     @property
     def table(self) -> CostTable:
@@ -86,8 +91,19 @@ class CostModel:
         return self.table.is_extrapolated(num_tokens, context_tokens, source)
 
     def cheapest_width(self, num_tokens: int, context_tokens: int) -> int:
-        """The width, `num_tokens` or a measured wider one, that a forward over `num_tokens` tokens costs least at."""
-        return cheapest_width(self.table.verify.tokens, self.verify_seconds, num_tokens, context_tokens)
+        """The width, `num_tokens` or a measured wider one, that a forward over `num_tokens` tokens costs least at.
+
+        Asked before every block, and so remembered for contexts of about the same length.
+        """
+        known, place = self._cheapest, (num_tokens, context_tokens // _CONTEXT_TOKENS)
+        width = known.get(place)
+        if width is None:
+            if len(known) >= _MOST_WIDTHS:
+                self._cheapest = known = {}
+            typical = place[1] * _CONTEXT_TOKENS + _CONTEXT_TOKENS // 2
+            width = cheapest_width(self.table.verify.tokens, self.verify_seconds, num_tokens, typical)
+            known[place] = width
+        return width
 
     @property
     def drift(self) -> float:
@@ -105,7 +121,7 @@ class CostModel:
         if request is not None and outcome.context_tokens <= request.prompt_tokens + 1:
             return  # the first block of an answer: retrieval indexes the prompt in it, caches are allocated
         verify_seconds = outcome.verify_seconds + (outcome.correction_seconds if self.is_asynchronous else 0.0)
-        width, action = outcome.num_draft_tokens + 1, outcome.action
+        width, action = outcome.num_draft_tokens + 1 + outcome.num_padding_tokens, outcome.action
         with self._lock:
             now = self._calibration
             _add(now.verify, width, verify_seconds, now.table.verify_seconds(width, outcome.context_tokens))
@@ -128,6 +144,7 @@ class CostModel:
         now = self._calibration
         if any([each.settle() for each in (now.verify, *now.drafts.values())]):  # noqa: C419  # all of them settle
             self._version += 1
+            self._cheapest = {}
         drift = now.verify.median()
         if drift is None:
             return

@@ -15,7 +15,7 @@ MOST_TOKENS = 1 << 40
 """On the axis of a curve."""
 LEAST_SECONDS, MOST_SECONDS = 1e-9, 1e6
 """Of a point; what lies beyond was never measured."""
-PADDING_GAIN = 0.03
+PADDING_GAIN = 0.05
 """A wider forward must be cheaper by this share before padding to it is worth while: less is noise."""
 
 

@@ -46,6 +46,9 @@ class Chooser(Protocol):
     def choose(self, context: BlockContext) -> Action:
         """The action for the next block."""
 
+    def verify_width(self, num_tokens: int, context_tokens: int) -> int:
+        """Tokens that a forward over `num_tokens` is padded to; `num_tokens` itself where padding does not pay."""
+
     def observe(self, outcome: BlockOutcome) -> None:
         """What the last block did."""
 
@@ -99,6 +102,8 @@ class Loop:
         self._text = text
         self._stretches_beyond = stretches_beyond
         self._last_position = window if window is not None else sys.maxsize
+        ends = [end for end in (window, stretches_beyond) if end is not None]
+        self._last_padded = min(ends) if window is not None else None
         self.tally = Tally()
         self._watch = Stopwatch()
 
@@ -140,9 +145,11 @@ class Loop:
         proposal = self._propose(action)
         draft_seconds = self._watch.lap() + asking_seconds
         num_draft = len(proposal.tokens)
-        input_ids = self._answer.tokens.followed_by(proposal.tokens)
-        logits = self._target.forward(input_ids, num_draft)
+        padding = self._padding(proposal)
+        padded_ids = self._answer.tokens.followed_by([*proposal.tokens, *padding])
+        logits = self._target.forward(padded_ids, num_draft, len(padding))
         verify_seconds = self._watch.lap()
+        input_ids = padded_ids[:, : padded_ids.shape[1] - len(padding)]
         committed = self._decode_block(logits, proposal, input_ids)
         outcome = BlockOutcome(
             segment=context.segment,
@@ -161,6 +168,7 @@ class Loop:
             request=self._request,
             offers=self._offers.settle(self._text, is_finished=self._answer.is_finished),
             confidences=tuple(proposal.confidences),
+            num_padding_tokens=len(padding),
         )
         self.tally.add(outcome)
         self._drafted_last = action.source if action.block_length else None
@@ -212,6 +220,20 @@ class Loop:
             self._request.max_new_tokens - num_tokens - 1,
             self._last_position - self._target.prefill_length - num_tokens,
         )
+
+    def _padding(self, proposal: Proposal) -> list[int]:
+        """Tokens verified after the drafts where a wider forward is cheaper; what becomes of them is never looked at.
+
+        They may stand beyond the end of the answer, but only where the model is known to have positions for them and
+        treats earlier ones as before.
+        """
+        num_draft = len(proposal.tokens)
+        if not num_draft:
+            return []  # a plain step costs what it costs in `generate`
+        width = self._chooser.verify_width(num_draft + 1, len(self._text))
+        num_tokens, end = self._answer.num_tokens, self._last_padded
+        room = self._room() if end is None else end - self._target.prefill_length - num_tokens
+        return [proposal.tokens[-1]] * (width - num_draft - 1) if width - 1 <= room else []
 
     def _possible(self, chosen: Action, context: BlockContext) -> Action:
         """The chosen action as far as it can be done now; what is asked, drafted and recorded then agree."""

@@ -44,6 +44,7 @@ class TargetSession:
         self._kwargs = model_kwargs
         self._outputs: Any = None
         self._width = 1
+        self._num_padding = 0
         self._is_recording = False
         self._states: dict[int, Tensor] = {}  # of the last forward by layer, [n, hidden_size]
         self.hidden_layers: tuple[int, ...] = ()  # of which each forward is asked for hidden states; it need not be any
@@ -73,21 +74,23 @@ class TargetSession:
         context: AbstractContextManager[None] = self._model._optimize_model_for_decode()
         return context
 
-    def forward(self, input_ids: Tensor, num_draft_tokens: int) -> Tensor:
+    def forward(self, input_ids: Tensor, num_draft_tokens: int, num_padding: int = 0) -> Tensor:
         """Run the last committed token and the draft tokens after it.
 
         Args:
-            input_ids: [1, n + num_draft_tokens], the committed tokens and the drafts.
+            input_ids: [1, n + num_draft_tokens + num_padding], the committed tokens, the drafts, and any tokens.
             num_draft_tokens: 0 is a plain step.
+            num_padding: tokens after the drafts that are run for the width's sake; `commit` takes them back.
 
         Returns:
             logits, [num_draft_tokens + 1, vocab_size], in the model's dtype.
         """
         kwargs = self._kwargs
-        if num_draft_tokens:
+        num_uncommitted = num_draft_tokens + num_padding
+        if num_uncommitted:
             self._record()
-            kwargs = _extended(kwargs, num_draft_tokens)
-        width = num_draft_tokens + 1
+            kwargs = _extended(kwargs, num_uncommitted)
+        width = num_uncommitted + 1
         cache = self._kwargs.get(CACHE_KEYWORD)
         length = _length(cache)
         inputs = self._model.prepare_inputs_for_generation(input_ids, next_sequence_length=width, **kwargs)
@@ -98,15 +101,19 @@ class TargetSession:
         try:
             outputs = self._model(**inputs, return_dict=True)
         except BaseException:
-            if num_draft_tokens and cache is not None:
+            if num_uncommitted and cache is not None:
                 cut_back(cache, length + 1)  # where a plain step would have stopped
             raise
-        if num_draft_tokens and (find_cache(outputs) is not cache or length + width != _length(cache)):
+        if num_uncommitted and (find_cache(outputs) is not cache or length + width != _length(cache)):
             raise ExactnessError("the model did not append the block to its cache: it cannot be verified by blocks")
-        return self._keep(outputs, width)
+        logits = self._keep(outputs, width, num_padding)
+        return logits[: num_draft_tokens + 1]
 
     def commit(self, num_tokens: int) -> None:
-        """Keep what belongs to the last committed tokens but one; forget rejected drafts. Call after each forward."""
+        """Keep what belongs to the last committed tokens but one; forget rejected drafts and padding.
+
+        Call after each forward.
+        """
         if self._is_recording:
             drop_last(self._kwargs[CACHE_KEYWORD], self._width - num_tokens)
         self._kwargs = self._model._update_model_kwargs_for_generation(
@@ -142,7 +149,7 @@ class TargetSession:
                 run one forward more.
         """
         if self._outputs is not None:
-            self.commit(min(num_tokens + 1, self._width))
+            self.commit(min(num_tokens + 1, self._width - self._num_padding))
         self.finish()
 
     def finish(self) -> Any | None:
@@ -157,7 +164,7 @@ class TargetSession:
             start_recording(self._kwargs[CACHE_KEYWORD])
             self._is_recording = True
 
-    def _keep(self, outputs: Any, width: int) -> Tensor:
+    def _keep(self, outputs: Any, width: int, num_padding: int = 0) -> Tensor:
         logits: Tensor = outputs.logits[0, -width:]
         outputs.logits = None  # may be [1, n, vocab_size] after prefill: let it go once the caller is done
         if self.hidden_layers:
@@ -166,7 +173,7 @@ class TargetSession:
             self._states = {layer: states[layer][0] for layer in has if states[layer] is not None}
             outputs.hidden_states = None
         self._outputs = outputs
-        self._width = width
+        self._width, self._num_padding = width, num_padding
         return logits
 
 
@@ -188,7 +195,7 @@ def _of_prompt(states: Tensor, input_ids: Tensor, mask: Tensor | None) -> Tensor
 
 
 def _extended(kwargs: dict[str, Any], num_tokens: int) -> dict[str, Any]:
-    """Keyword arguments for a forward that runs `num_tokens` drafts beyond the committed prefix."""
+    """Keyword arguments for a forward that runs `num_tokens` tokens beyond the committed prefix."""
     kwargs = dict(kwargs)
     if (mask := kwargs.get("attention_mask")) is not None:
         kwargs["attention_mask"] = torch.cat([mask, mask.new_ones((mask.shape[0], num_tokens))], dim=-1)

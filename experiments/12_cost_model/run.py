@@ -86,10 +86,10 @@ class Wandering:
         return Action(self._random.choice(context.sources), length) if length and context.sources else OFF
 
     def observe(self, outcome: BlockOutcome) -> None:
-        action = outcome.action
+        action, width = outcome.action, outcome.num_draft_tokens + 1 + outcome.num_padding_tokens
         self.measured += outcome.draft_seconds + outcome.verify_seconds
         for name, model in self._models.items():
-            self.foretold[name] += model.verify_seconds(outcome.num_draft_tokens + 1, outcome.context_tokens)
+            self.foretold[name] += model.verify_seconds(width, outcome.context_tokens)
             if action.block_length:
                 self.foretold[name] += model.draft_seconds(action.source, action.block_length, outcome.context_tokens)
         self._models["refined"].observe(outcome)

@@ -71,6 +71,7 @@ class Learning:
         self._policy, self._costs = policy, costs
         self.name = policy.name
         self.wants_offers = bool(getattr(policy, "wants_offers", False))
+        self.verify_width = getattr(policy, "verify_width", lambda num_tokens, context_tokens: num_tokens)
         self.seconds = 0.0  # of choosing and learning
 
     def choose(self, context: BlockContext) -> Action:
