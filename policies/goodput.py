@@ -192,7 +192,7 @@ class Goodput:
             if outcome.request is not None:
                 self._acceptance.add_offer(outcome.request, settled)
         action = outcome.action
-        if outcome.catch_up_tokens > _LONG_BACKLOG and outcome.catch_up_seconds > 0.0:
+        if outcome.catch_up_tokens > _LONG_BACKLOG and action.block_length:
             tokens, seconds = self._catch_up.get(action.source, (0.0, 0.0))
             self._catch_up[action.source] = [
                 0.9 * tokens + outcome.catch_up_tokens,
@@ -277,7 +277,7 @@ class Goodput:
         backlog = context.backlogs.get(source, 0)
         if not backlog:
             return _Values(source, lengths, tokens, seconds, rate)
-        catch_up = self._catch_up_seconds(source, backlog, draft[0])
+        catch_up = self._catch_up_seconds(source, backlog, prices)
         if backlog <= _LONG_BACKLOG:
             return _Values(source, lengths, tokens, seconds, rate, each=catch_up)
         share = catch_up / max(1, min(context.tokens_left, _SPREAD_TOKENS))
@@ -315,10 +315,11 @@ class Goodput:
             rate,
         )
 
-    def _catch_up_seconds(self, source: str, backlog: int, step: float) -> float:
-        """What bringing the draft's cache up to date takes. Args: step: seconds of drafting a token."""
+    def _catch_up_seconds(self, source: str, backlog: int, prices: PriceList) -> float:
+        """What bringing the draft's cache up to date takes: as estimated, corrected by what it took."""
         tokens, seconds = self._catch_up.get(source, (0.0, 0.0))
-        return step + backlog * (seconds + step) / (tokens + _SPREAD_TOKENS)
+        estimated = self._prices.catch_up(source, backlog, prices)
+        return (_SPREAD_TOKENS * estimated + backlog * seconds) / (_SPREAD_TOKENS + tokens)
 
     def _worth_trying(
         self,

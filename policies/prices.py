@@ -10,6 +10,9 @@ from autospec.policies.base import CostEstimates
 _CONTEXT_TOKENS = 64
 """Contexts that differ by less are priced alike."""
 
+_READ_AT_ONCE = 64
+"""Tokens that a draft model reads in about the time of one of its steps, where nothing was measured."""
+
 _MOST = 4096
 """Price lists kept."""
 
@@ -35,10 +38,14 @@ class Prices:
 
     Args:
         costs: estimates; their `version`, if they have one, grows whenever they change.
+        longest: block length that is priced at least.
+        pads: verification is padded to a wider forward where the costs say that this one is cheaper.
     """
 
-    def __init__(self, costs: CostEstimates) -> None:
+    def __init__(self, costs: CostEstimates, *, pads: bool = True, longest: int = 0) -> None:
         self._costs = costs
+        self._longest = longest
+        self._cheapest = getattr(costs, "cheapest_width", None) if pads else None
         self._lists: dict[int, PriceList] = {}
         self._version: object = None
 
@@ -51,17 +58,28 @@ class Prices:
         prices = self._lists.get(key)
         if prices is None:
             lengths = list(self._costs.block_lengths)
-            longest = lengths[-1] if lengths else 0
+            longest = max(lengths[-1] if lengths else 0, self._longest)
             context = _typical(context_tokens)
             widths = [self.width(tokens, context) for tokens in range(2, longest + 2)]
             verify = [self._costs.verify_seconds(width, context) for width in (1, *widths)]  # a plain step stays one
             prices = self._lists[key] = PriceList(lengths, context, verify, {}, {})
         return prices
 
+    def catch_up(self, source: str, backlog: int, prices: PriceList) -> float:
+        """A draft's reading of `backlog` tokens that it has not seen, as measured; else a step for every 64.
+
+        Where fewer are read than were ever measured, the seconds lie between one step's and those.
+        """
+        step = self.steps(source, prices)[1] if len(prices.verify) > 1 else 0.0
+        measured = getattr(self._costs, "catch_up_seconds", None)
+        seconds = None if measured is None else measured(source, backlog)
+        if seconds is None:
+            return step * (1.0 + backlog / _READ_AT_ONCE)
+        return float(step + max(0.0, seconds - step) * min(1.0, backlog / _READ_AT_ONCE))
+
     def width(self, num_tokens: int, context_tokens: int) -> int:
         """Tokens of the forward that verifies so many at the least cost."""
-        cheapest = getattr(self._costs, "cheapest_width", None)
-        return num_tokens if cheapest is None else int(cheapest(num_tokens, context_tokens))
+        return num_tokens if self._cheapest is None else int(self._cheapest(num_tokens, context_tokens))
 
     def draft(self, source: str, prices: PriceList) -> list[float] | None:
         """[block lengths of the list], seconds of one proposal; None where the source cannot be used."""

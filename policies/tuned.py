@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,13 @@ class Tuned:
     def choose(self, context: BlockContext) -> Action:
         return self._of(context.segment).choose(context)
 
+    def verify_width(self, num_tokens: int, context_tokens: int) -> int:
+        """As any of them has it that knows costs: those are of the device, and the same for all."""
+        for _, policy in self.parts():
+            if (width := getattr(policy, "verify_width", None)) is not None:
+                return int(width(num_tokens, context_tokens))
+        return num_tokens
+
     def observe(self, outcome: BlockOutcome) -> None:
         self._of(outcome.segment).observe(outcome)
 
@@ -83,7 +91,7 @@ class Tuned:
 
 
 def read_tuned(file: str | Path, build: Build) -> Tuned:
-    """The policy in a JSON file.
+    """The policy in a file: TOML where its name ends in `.toml`, JSON elsewhere.
 
     The file holds `format`, `version`, `default` and, where there is need, `segments` (by segment) and `made` (how it
     came about). A policy is either `{"source": ..., "block_length": ...}` or `{"policy": name, "settings": {...}}`.
@@ -91,12 +99,14 @@ def read_tuned(file: str | Path, build: Build) -> Tuned:
     Raises:
         ConfigurationError: the file cannot be read or is no such file; it names the file and the field.
     """
+    is_toml = Path(file).suffix == ".toml"
     try:
-        contents = json.loads(Path(file).read_text(encoding="utf-8"))
+        text = Path(file).read_text(encoding="utf-8")
+        contents = tomllib.loads(text) if is_toml else json.loads(text)
     except OSError as error:
         raise ConfigurationError(f"policy file {file}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ConfigurationError(f"policy file {file}: no JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"policy file {file}: no {'TOML' if is_toml else 'JSON'}: {error}") from error
     return make_tuned(contents, build, origin=f"policy file {file}")
 
 

@@ -29,6 +29,7 @@ from autospec.decoding.verification import Verification
 from autospec.drafts import Assistant, Heads, NGram, Proposal
 from autospec.policies import Fixed, Goodput, Guard
 from autospec.policies.prices import Prices
+from autospec.policies.tuned import Tuned
 from autospec.types import OFF, Action, BlockOutcome
 
 WIDTH = 9
@@ -536,6 +537,9 @@ class TestCosts:
         plain, watched = Controller(Fixed()), _Watched(Controller(Guard(Goodput(costs), costs)), costs)
         assert [plain.verify_width(n, 100) for n in (1, 2, 4, 9)] == [1, 2, 4, 9]
         assert [watched.verify_width(n, 100) for n in (2, 3, 4, 5, 8, 9, 17)] == [9, 9, 9, 9, 9, 9, 17]
+        tuned = Tuned(Fixed(), {"s": Goodput(costs)}, {})
+        assert [Controller(tuned).verify_width(n, 100) for n in (2, 9, 17)] == [9, 9, 17]
+        assert Controller(Tuned(Fixed(), {}, {})).verify_width(2, 100) == 2
 
     @pytest.mark.compat
     @pytest.mark.parametrize("do_sample", [False, True])

@@ -26,6 +26,7 @@ _COMMANDS = {
     "report": "autospec.cli.report",
     "segments": "autospec.cli.segments",
     "traffic": "autospec.cli.traffic",
+    "tune": "autospec.cli.tune",
     "verify": "autospec.cli.verify",
     "version": "autospec.cli.version",
 }

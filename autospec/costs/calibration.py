@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from autospec.caches import context_window
-from autospec.costs.fitting import Point, fit, spread, steadied, typical
+from autospec.costs.fitting import Point, fit, monotone, spread, steadied, typical
 from autospec.costs.probes import DraftProbe, VerifyProbe
 from autospec.costs.table import CostTable, Curve
 from autospec.drafts.base import DraftSource
@@ -36,6 +36,10 @@ STEP = 0.04
 """A width in the middle of two that lies further from the line between them is a step: both halves are looked into."""
 ANCHORS = (1, 2, 5, 17)
 """Widths measured in every context; the others in the first one alone."""
+OVERDUE = 0.25
+"""Share of the budget by which the least repeats may exceed it."""
+LOOKING_AGAIN = 0.25
+"""Share of the budget for timing again what looks like a step."""
 LONG_SECONDS = 10.0
 """A calibration that takes longer says so."""
 
@@ -56,10 +60,12 @@ class _Rounds:
 
     def __init__(self, budget_seconds: float) -> None:
         self.started = time.perf_counter()
+        self.seconds_kept = 0.0  # for what follows the rounds
         self._budget_seconds = budget_seconds
         self.jobs: list[_Job] = []
         self._timings: list[tuple[tuple[str | None, Point], float]] = []  # in the order in which they were made
         self.failures: dict[str, str] = {}
+        self.catch_up: dict[str, dict[int, float]] = {}  # source -> context -> seconds of reading it
 
     @property
     def seconds_left(self) -> float:
@@ -67,13 +73,13 @@ class _Rounds:
 
     @property
     def is_overdue(self) -> bool:
-        """Twice the budget is gone: the machine is slow or busy, and one look at each point has to do."""
-        return self.seconds_left < -self._budget_seconds
+        """Well beyond the budget: the machine is slow or busy, and one look at each point has to do."""
+        return self.seconds_left < -OVERDUE * self._budget_seconds
 
     def round(self, *, is_least: bool) -> bool:
         """Time every point once. Returns: False when time ran out; in one of the least rounds only when overdue."""
         for job in list(self.jobs):
-            if self.seconds_left <= 0 and not is_least:
+            if self.seconds_left <= self.seconds_kept and not is_least:
                 return False
             if self.is_overdue and any(which == (job.source, job.point) for which, _ in self._timings):
                 return False
@@ -153,11 +159,15 @@ def calibrate(
         for name, source in sources.items():
             _draft_jobs(rounds, target, name, source, tuple(probes), block_lengths)
         first = next(iter(probes))
+        rounds.seconds_kept = LOOKING_AGAIN * budget_seconds
         for number in range(max(1, repeats)):
             if not rounds.round(is_least=number < LEAST_REPEATS):
                 break
             if number == 0 and probes[first].can_roll_back:  # steps matter more than repeats, should time run out
                 _look_between(rounds, probes[first], first, extra_widths)
+        rounds.seconds_kept = 0.0
+        if repeats > LEAST_REPEATS and probes[first].can_roll_back:
+            _look_again(rounds, probes[first], first)
     samples = rounds.samples()
     verify = samples.pop(None)
     drafts = {str(name): curve for name, found in samples.items() if (curve := _curve(found, block_lengths))}
@@ -172,6 +182,7 @@ def calibrate(
         calibration_seconds=seconds,
         spread=spread(verify),
         failures=rounds.failures,
+        catch_up={name: _reading(found) for name, found in rounds.catch_up.items() if name in drafts},
     )
 
 
@@ -230,6 +241,8 @@ def _draft_jobs(
             rounds.give_up(name, context, error)
             continue
         filling.add(context, time.perf_counter() - started)
+        if probe.catch_up_seconds and getattr(source, "catches_up", True):
+            rounds.catch_up.setdefault(name, {})[context] = probe.catch_up_seconds
         measured = sorted({block_lengths[0], block_lengths[-1]}) if jobs else block_lengths
         jobs += [_Job(name, (context, length), probe.seconds) for length in measured]
     # between the target's forwards, as in decoding: a lookup is slower when they have used up the processor's caches
@@ -258,6 +271,40 @@ def _look_between(rounds: _Rounds, probe: VerifyProbe, context: int, room: int) 
             line = float(np.interp(width, (low, high), (found[low], found[high])))
             if abs(found[width] / line - 1.0) > STEP:
                 waiting += [(low, width), (width, high)]
+
+
+def _look_again(rounds: _Rounds, probe: VerifyProbe, context: int) -> None:
+    """Time widths that look like a step again, between their neighbours: what was a slow moment is then outvoted.
+
+    The farthest off first, for as long as there is time.
+    """
+    seen: set[int] = set()
+    while rounds.seconds_left > 0.0:
+        found = {width: typical(seconds) for (c, width), seconds in rounds.samples()[None].items() if c == context}
+        widths = sorted(found)
+        steps = [
+            (
+                abs(found[width] / float(np.interp(width, (low, high), (found[low], found[high]))) - 1.0),
+                low,
+                width,
+                high,
+            )
+            for low, width, high in zip(widths, widths[1:], widths[2:], strict=False)
+            if width not in seen
+        ]
+        off, low, width, high = max(steps, default=(0.0, 0, 0, 0))
+        if off <= STEP:
+            return
+        seen.add(width)
+        for each in (width, low, width, high, width):
+            rounds.run(_Job(None, (context, each), probe.seconds))
+
+
+def _reading(seconds: Mapping[int, float]) -> Curve:
+    """Seconds by tokens read at once; each was timed once, the first with what first calls take."""
+    tokens = sorted(seconds)
+    rising = monotone([seconds[number] for number in tokens], [1.0] * len(tokens))
+    return Curve((1,), tuple(tokens), (tuple(rising),))
 
 
 def _curve(samples: Mapping[Point, Sequence[float]], block_lengths: Sequence[int]) -> Curve | None:

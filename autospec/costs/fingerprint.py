@@ -18,7 +18,7 @@ from autospec.memory import weight_bytes
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-METHOD = 1
+METHOD = 2
 """Grows when calibration measures something else than before."""
 
 

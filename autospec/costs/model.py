@@ -86,6 +86,10 @@ class CostModel:
             return math.inf
         return curve.at(block_length, context_tokens) * now.drafts[source].factor(block_length)
 
+    def catch_up_seconds(self, source: str, num_tokens: int) -> float | None:
+        """A draft's reading of so many tokens that it has not seen; None where that was not measured."""
+        return self.table.catch_up_seconds(source, num_tokens)
+
     def is_extrapolated(self, num_tokens: int, context_tokens: int, source: str | None = None) -> bool:
         """Does the answer lie beyond what was measured? Of verification, or of a source's `num_tokens` drafts."""
         return self.table.is_extrapolated(num_tokens, context_tokens, source)

@@ -21,6 +21,10 @@ SHORT = 64
 """Tokens that are really run to make a cache of any length: what a cache holds makes no difference to the time."""
 
 
+_MOST_PROPOSALS = 512
+"""Tokens that follow a context and repeat nothing."""
+
+
 class VerifyProbe:
     """Target forwards after one context, taken back each time.
 
@@ -63,7 +67,8 @@ class VerifyProbe:
 class DraftProbe:
     """Proposals of one source along a text that repeats itself, so that retrieval sources find something.
 
-    The text grows by a token with every proposal, as if the target had rejected all drafts.
+    Where a model drafts, too, nothing repeats itself: a blend is then timed at what its model takes, and what retrieval
+    saves is learnt in service. The text grows by a token with every proposal, as if the target had rejected all drafts.
     """
 
     def __init__(self, target: PreTrainedModel, source: DraftSource, context: int) -> None:
@@ -80,10 +85,14 @@ class DraftProbe:
             )
         )
         self._period = max(1, context // 2)
-        self._text: list[int] = (some_tokens(target, self._period)[0].tolist() * 3)[:context]
+        drafts_by_model = getattr(source, "model", None) is not None
+        tokens: list[int] = some_tokens(target, context + _MOST_PROPOSALS)[0].tolist()
+        self._text = tokens[:context] if drafts_by_model else (tokens[: self._period] * 3)[:context]
+        self._following = tokens[context:] if drafts_by_model else []
         self._layers = hidden_layers_of(source)
         self._hidden_size = int(getattr(target.config.get_text_config(decoder=True), "hidden_size", 1))
         self._num_shown = 0
+        self.catch_up_seconds: float | None = None  # what the first proposal took to read the context
 
     def seconds(self, block_length: int) -> float:
         """One proposal, what it took to catch up left out."""
@@ -91,7 +100,12 @@ class DraftProbe:
         started = _now(self._target.device)
         proposal = self._session.propose(self._text, block_length)
         taken = _now(self._target.device) - started - float(proposal.catch_up_seconds)
-        self._text.append(self._text[-self._period] if len(self._text) > self._period else self._text[-1])
+        if self.catch_up_seconds is None:
+            self.catch_up_seconds = float(proposal.catch_up_seconds)
+        if self._following:
+            self._text.append(self._following.pop())
+        else:
+            self._text.append(self._text[-self._period] if len(self._text) > self._period else self._text[-1])
         return max(taken, 1e-9)  # a clock may stand still over a retrieval
 
     def _show_states(self) -> None:

@@ -55,6 +55,7 @@ class CostTable:
     calibration_seconds: float = 0.0
     spread: float = 0.0  # how far repeats of a point lie from their median, as a share of it; the median over points
     failures: Mapping[str, str] = field(default_factory=dict)  # sources that could not be timed, and why
+    catch_up: Mapping[str, Curve] = field(default_factory=dict)  # tokens = of a text that a draft reads at once
 
     @property
     def version(self) -> int:
@@ -69,6 +70,11 @@ class CostTable:
         """One proposal of `block_length` tokens; infinite for a source that could not be timed."""
         curve = self.drafts.get(source)
         return curve.at(block_length, context_tokens) if curve is not None else math.inf
+
+    def catch_up_seconds(self, source: str, num_tokens: int) -> float | None:
+        """A draft's reading of so many tokens that it has not seen; None where that was not measured."""
+        curve = self.catch_up.get(source)
+        return None if curve is None else curve.at(num_tokens, 1)
 
     def is_extrapolated(self, num_tokens: int, context_tokens: int, source: str | None = None) -> bool:
         """Does the answer lie beyond what was measured? Of verification, or of a source's `num_tokens` drafts."""
@@ -85,6 +91,7 @@ class CostTable:
             "block_lengths": list(self.block_lengths),
             "verify": _curve_to_json(self.verify),
             "drafts": {name: _curve_to_json(curve) for name, curve in self.drafts.items()},
+            "catch_up": {name: _curve_to_json(curve) for name, curve in self.catch_up.items()},
             "measured_at": self.measured_at,
             "calibration_seconds": self.calibration_seconds,
             "spread": self.spread,
@@ -105,6 +112,7 @@ class CostTable:
                 measured_at=str(values["measured_at"]),
                 calibration_seconds=float(values["calibration_seconds"]),
                 spread=float(values["spread"]),
+                catch_up={str(name): _curve_from_json(curve) for name, curve in values["catch_up"].items()},
             )
             if not all(0.0 <= value < math.inf for value in (table.calibration_seconds, table.spread)):
                 raise ValueError("seconds of calibration and spread must be numbers of at least 0")

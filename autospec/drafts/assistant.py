@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import torch
 
 from autospec.caches import append, context_window, drop_last, new_cache, why_not_draft_cache, why_not_rollback
 from autospec.drafts.base import DraftRequest, Proposal
-from autospec.drafts.drawing import Drawing, StopRule
+from autospec.drafts.drawing import Drawing, StopRule, shaped
 from autospec.drafts.subset import subset_vocabulary
 from autospec.drafts.translation import SameIds, Translation
 from autospec.drafts.vocabulary import check_same_vocabulary, shared_ids
@@ -23,6 +23,9 @@ from autospec.types import Stop
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import DynamicCache, PreTrainedModel
+
+
+_CHUNK = 128  # tokens of an answer in one forward, when it is gone through at once
 
 
 class Assistant:
@@ -194,6 +197,47 @@ class AssistantSession:
         except Exception as error:  # noqa: BLE001  # becomes a DraftError, now or at the next call
             self._failure = drawing.failed(error)
         return drawing.proposal(catch_up_seconds)
+
+    @torch.no_grad()
+    def along(self, prompt: Sequence[int], answer: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+        """What the draft thinks before each token of an answer, had all before it been committed. For a new session.
+
+        Args:
+            prompt: at least one token that the draft can read.
+            answer: what the target said.
+
+        Yields:
+            for each token of the answer, the draft's own logits, [1, draft_vocab_size], and the scores whose softmax
+            is q, [1, vocab_size].
+
+        Raises:
+            DraftError: the text does not fit the draft's context window, or holds what it does not know.
+        """
+        text = list(prompt)
+        ends = [len(self._reading.read(text))]
+        for token in answer[:-1]:
+            text.append(token)
+            ends.append(len(self._reading.read(text)))
+        ids = list(self._reading.read(text))
+        if not ends[0]:
+            raise DraftError("the draft can read nothing of the prompt")
+        if max(ids) >= self._num_known:
+            raise DraftError(f"token id {max(ids)} of the text is unknown to the assistant")
+        if self._window is not None and len(ids) > self._window:
+            raise self._no_room()
+        whole = torch.tensor([[*prompt, *answer]], device=self._request.device)
+        run, base = ends[0], ends[0] - 1
+        logits, cache = append(self._model, self._tensor(ids[:run]), new_cache(self._model))
+        for index, end in enumerate(ends):
+            while end > run:
+                new, base = ids[run : run + _CHUNK], run
+                logits, cache = append(self._model, self._tensor(new), cache, logits_kept=len(new))
+                run += len(new)
+            row = logits[end - 1 - base][None]
+            yield row, shaped(row, self._request, whole[:, : len(prompt) + index], self._translation.write)
+
+    def _tensor(self, ids: list[int]) -> Tensor:
+        return torch.tensor([ids], device=self._request.device)
 
     def lend(self, cache: DynamicCache, tokens: list[int]) -> None:
         """Use a copy of another one's cache in the next proposal. Args: tokens: what it holds; kept, and changed."""

@@ -98,6 +98,8 @@ class DraftSource(Protocol):
     It may have `takes_stop` = True: `propose(committed, block_length, stop=...)` then asks an `autospec.types.Stop`,
     where it is given one, before each position, and reports in `Proposal.confidences` what it was asked with.
 
+    It may have `catches_up` = False: it goes on from what the target has cached, and reads nothing itself.
+
     It may have `failure`, why it will not draft: it is then off in every request, with this in the record.
 
     It may have `hidden_layers`, once attached: indices of those of the target's hidden states (as transformers counts

@@ -50,6 +50,25 @@ def write_same_ids(logits: Tensor, vocab_size: int) -> Tensor:
     return scores
 
 
+def shaped(
+    logits: Tensor,
+    request: DraftRequest,
+    prefix: Tensor | None,
+    write: Callable[[Tensor, int], Tensor] = write_same_ids,
+) -> Tensor:
+    """Scores over the target's ids, [1, vocab_size], whose softmax is q.
+
+    Args:
+        logits: [1, n], of the draft.
+        prefix: [1, m], the text before this position; may be None where no processor reads it.
+        write: as for `Drawing`.
+    """
+    scores = write(logits.to(request.scores_dtype), request.vocab_size)
+    if prefix is not None and request.processors:
+        scores = request.processors(prefix, scores)
+    return scores
+
+
 class Drawing:
     """Draws the tokens of one block.
 
@@ -106,9 +125,7 @@ class Drawing:
             self._confidences.append(confidence(logits[0]))
             if self._stop.ends(*self._confidences[-1]):
                 return False
-        scores = self._write(logits.to(self._request.scores_dtype), self._request.vocab_size)
-        if self._prefix is not None:
-            scores = self._request.processors(self._prefix, scores)
+        scores = shaped(logits, self._request, self._prefix, self._write)
         if not torch.isfinite(scores.amax()):
             return False
         draft_probs = None if self._is_greedy and self._stop_rule == NEVER else scores.softmax(dim=-1)[0]

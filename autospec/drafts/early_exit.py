@@ -40,6 +40,7 @@ class EarlyExit:
 
     name = "early_exit"
     takes_stop = True
+    catches_up = False  # mostly: it goes on from the target's cache
 
     def __init__(
         self,

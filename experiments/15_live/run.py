@@ -124,6 +124,7 @@ class Arm:
             "drafted": record.num_draft_tokens,
             "accepted": record.num_accepted_tokens,
             "actions": dict(record.actions),
+            "other_seconds": record.seconds.other,
         }
         if isinstance(self.policy, Learning):
             made["policy_seconds"] = self.policy.seconds - learned
@@ -214,6 +215,8 @@ def run(options: argparse.Namespace, dtype: str, decoding: str) -> Iterator[dict
     for number, prompt in enumerate(tqdm(others, desc=f"{dtype}, {decoding}: other prompts")):
         rehearsal.answer(model, tokenizer, prompt, 1_000 + number, DECODINGS[decoding])
     every = arms(assistant, whole, warm, lambda: CostModel(table))
+    wanted = {"off", *options.arms.split(";")}
+    every = [arm for arm in every if not options.arms or arm.name in wanted]
     prompts = first_turns(options.prompts, options.limit, options.tokens)
     for arm in every:  # first calls allocate
         if arm.policy is None or isinstance(arm.policy, Fixed):
@@ -253,13 +256,13 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         low, high = np.quantile(drawn, [0.025, 0.975])
         return [round(float(v), 3) for v in (per_token(other, prompts) / per_token(arm, prompts), low, high)]
 
-    fixed = [f"{source}:{length}" for source, length in FIXED]
+    fixed = [arm for arm in (f"{source}:{length}" for source, length in FIXED) if arm in by_arm]
     in_segment = {segment: [p for p in prompts if by_arm["off"][p]["segment"] == segment] for segment in segments}
     best = {s: min(["off", *fixed], key=lambda arm, s=s: per_token(arm, in_segment[s])) for s in segments}
     hindsight = sum(by_arm[best[s]][p]["seconds"] for s in segments for p in in_segment[s])
     best_fixed = min(fixed, key=lambda arm: per_token(arm, prompts))
     theirs = [arm for arm in by_arm if arm.startswith("transformers")]
-    their_best = min(theirs, key=lambda arm: per_token(arm, prompts))
+    their_best = min(theirs or ["off"], key=lambda arm: per_token(arm, prompts))
     result: dict[str, Any] = {
         "speed_up_over_off": {arm: ratio(arm, "off") for arm in by_arm},
         "by_segment": {
@@ -281,6 +284,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             ),
             "policy_share_of_seconds": round(sum(by_arm[arm][p]["policy_seconds"] for p in prompts) / seconds, 4),
             "actions": dict(sum((Counter(by_arm[arm][p]["actions"]) for p in prompts), Counter())),
+            "other_seconds": round(sum(by_arm[arm][p].get("other_seconds", 0.0) for p in prompts), 3),
         }
     return result
 
@@ -291,6 +295,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=3, help="prompts of each segment")
     parser.add_argument("--tokens", type=int, default=40, help="of each answer")
     parser.add_argument("--dtypes", default="bfloat16,float32")
+    parser.add_argument("--arms", default="", help="only these, separated by semicolons, and `off`")
     parser.add_argument("--out", type=Path, default=FOLDER)
     parser.add_argument("--work", type=Path, default=Path("live.jsonl"), help="what is done, line by line")
     options = parser.parse_args()

@@ -1,0 +1,1 @@
+"""`autospec tune`: the policy that would have been fastest on recorded traffic, found by walking along its answers."""

@@ -1,0 +1,159 @@
+"""The search: an Optuna study over candidates, each walked along the training requests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from autospec.scores.scored import ScoredRequest
+from autospec.tune.candidates import Part, heuristics, suggest
+from autospec.tune.evaluation import Setting, seconds_by_segment, walks
+
+if TYPE_CHECKING:
+    import optuna
+
+RUNGS = 4
+"""Parts of the requests after each of which a trial may be given up."""
+NOT_SLOWER = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A candidate that was walked to the end."""
+
+    part: Part
+    seconds: Mapping[str, tuple[float, float]]  # by segment, and those of plain decoding
+
+    @property
+    def share(self) -> float:
+        """Seconds over those of plain decoding; the less, the better."""
+        return sum(on for on, _ in self.seconds.values()) / sum(off for _, off in self.seconds.values())
+
+    @property
+    def worst(self) -> float:
+        """The same of the slowest segment."""
+        return max(on / off for on, off in self.seconds.values())
+
+
+class Search:
+    """One study, which several processes and machines may work on.
+
+    Args:
+        requests: to choose by, in order of arrival.
+        setting: costs and luck.
+        sources, block_lengths: of fixed candidates.
+        storage: URL of Optuna's database; None: in memory.
+        name: of the study.
+        seed: of the sampler, together with the number of trials so far and the worker.
+        worker: which of several.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[ScoredRequest],
+        setting: Setting,
+        *,
+        sources: Sequence[str],
+        block_lengths: Sequence[int],
+        storage: str | None = None,
+        name: str = "autospec",
+        seed: int = 0,
+        worker: int = 0,
+    ) -> None:
+        import optuna  # heavy
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._optuna = optuna
+        self._requests, self._setting = list(requests), setting
+        self._sources, self._block_lengths = tuple(sources), tuple(block_lengths)
+        self.study = optuna.create_study(storage=storage, study_name=name, direction="minimize", load_if_exists=True)
+        finished = len(self.study.get_trials(deepcopy=False, states=_finished(optuna)))
+        self.study.sampler = optuna.samplers.TPESampler(
+            seed=derived_seed(seed, finished, worker),
+        )
+        self.study.pruner = optuna.pruners.MedianPruner(n_startup_trials=8)
+        if worker == 0 and not self.study.get_trials(deepcopy=False):
+            for params in heuristics(self._sources, self._block_lengths):
+                self.study.enqueue_trial(params, skip_if_exists=True)
+
+    def run(
+        self, *, trials: int | None = None, seconds: float | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> Iterator[Tried | None]:
+        """Try candidates until so many are finished in the study, or so many seconds are over.
+
+        Yields:
+            each that was walked to the end; None for one that was given up.
+        """
+        started = clock()
+        while trials is None or self._num_finished() < trials:
+            if seconds is not None and clock() - started >= seconds:
+                return
+            yield self._try()
+
+    def tried(self) -> list[Tried]:
+        """All candidates that were walked to the end, by any worker, the best first."""
+        complete = self.study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.COMPLETE,))
+        found = {json.dumps(each.user_attrs["part"], sort_keys=True): each for each in complete}
+        made = [Tried(each.user_attrs["part"], _pairs(each.user_attrs["seconds"])) for each in found.values()]
+        return sorted(made, key=lambda each: each.share)
+
+    def _num_finished(self) -> int:
+        return len(self.study.get_trials(deepcopy=False, states=_finished(self._optuna)))
+
+    def _try(self) -> Tried | None:
+        trial = self.study.ask()
+        part = suggest(trial, self._sources, self._block_lengths)
+        trial.set_user_attr("part", dict(part))
+        trial.set_user_attr("host", os.uname().nodename)
+        try:
+            known = self._known(part)
+            if known is None:
+                found = self._walk(trial, part)
+                if found is None:
+                    self.study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
+                    return None
+                known = Tried(part, found)
+            trial.set_user_attr("seconds", {name: list(pair) for name, pair in known.seconds.items()})
+            trial.set_constraint("worst segment", known.worst - 1.0 - NOT_SLOWER)
+            self.study.tell(trial, known.share)
+        except BaseException:
+            self.study.tell(trial, state=self._optuna.trial.TrialState.FAIL, skip_if_finished=True)
+            raise
+        return known
+
+    def _known(self, part: Part) -> Tried | None:
+        """The same candidate's result, if it was tried before: walks are deterministic."""
+        wanted = json.dumps(part, sort_keys=True)
+        return next((each for each in self.tried() if json.dumps(each.part, sort_keys=True) == wanted), None)
+
+    def _walk(self, trial: optuna.Trial, part: Part) -> Mapping[str, tuple[float, float]] | None:
+        walked = []
+        borders = [round(len(self._requests) * (rung + 1) / RUNGS) for rung in range(RUNGS - 1)]
+        for each in walks(part, self._requests, self._setting):
+            walked.append(each)
+            if len(walked) in borders:
+                sums = seconds_by_segment(walked).values()
+                trial.report(sum(on for on, _ in sums) / sum(off for _, off in sums), borders.index(len(walked)))
+                if trial.should_prune():
+                    return None
+        return seconds_by_segment(walked)
+
+
+def _finished(optuna: Any) -> tuple[Any, ...]:
+    states = optuna.trial.TrialState
+    return (states.COMPLETE, states.PRUNED, states.FAIL)
+
+
+def derived_seed(seed: int, finished: int, worker: int) -> int:
+    """Another one for each worker, and for each time that a study is gone on with."""
+    digest = hashlib.sha256(f"{seed}/{finished}/{worker}".encode()).digest()
+    return int.from_bytes(digest[:4], "big")
+
+
+def _pairs(stored: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    return {name: (float(on), float(off)) for name, (on, off) in stored.items()}

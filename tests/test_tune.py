@@ -1,0 +1,245 @@
+"""The search for a policy on scored traffic: split, search, choice, and what it says of itself."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autospec.errors import ConfigurationError
+from autospec.policies.registry import build_policy
+from autospec.policies.tuned import make_tuned
+from autospec.scores import DraftScores, OfferScores, ScoredRequest
+from autospec.scores.luck import Luck
+from autospec.tune.candidates import OFF
+from autospec.tune.choice import choose
+from autospec.tune.evaluation import Setting, seconds_by_segment, walks
+from autospec.tune.intervals import speed_up
+from autospec.tune.search import Search, derived_seed
+from autospec.tune.split import split
+
+WHEN = datetime(2026, 1, 1, tzinfo=UTC)
+TOKENS = 40
+
+
+class Costs:
+    """Verification rises by a fiftieth of a step for each token; the draft costs a fifth of a step a token."""
+
+    block_lengths = (1, 2, 4, 8)
+    version = 0
+
+    def verify_seconds(self, num_tokens: int, context_tokens: int) -> float:
+        return 0.040 + 0.0008 * (num_tokens - 1)
+
+    def draft_seconds(self, source: str, block_length: int, context_tokens: int) -> float:
+        return 0.008 * block_length if source == "assistant" else 1e-4
+
+    def is_extrapolated(self, num_tokens: int, context_tokens: int, source: str | None = None) -> bool:
+        return False
+
+
+def scored(number: int, segment: str, rate: float, copies: float, conversation: str | None = None) -> ScoredRequest:
+    """A request whose model draft is right at `rate`, and whose retrieval is right at `copies`."""
+    rng = np.random.default_rng(number)
+    right = rng.random(TOKENS) < copies
+    runs = np.array([next((i for i, r in enumerate(right[start:]) if not r), 0) for start in range(TOKENS)])
+    draft = DraftScores(
+        np.full(TOKENS, rate, dtype=np.float32),
+        np.full(TOKENS, 0.5, dtype=np.float32),
+        np.ones(TOKENS, dtype=np.float32),
+        np.zeros(TOKENS, dtype=np.int16),
+    )
+    offer = OfferScores(
+        np.full(TOKENS, 8, dtype=np.int16),
+        np.minimum(runs, 8).astype(np.int16),
+        np.full(TOKENS, 3, dtype=np.int16),
+        ((),) * TOKENS,
+    )
+    return ScoredRequest(
+        request_id=f"r{number:04}",
+        started_at=WHEN + timedelta(seconds=number),
+        segment=segment,
+        prompt_tokens=100,
+        output_tokens=TOKENS,
+        max_new_tokens=TOKENS,
+        do_sample=False,
+        temperature=0.0,
+        drafts={"assistant": draft},
+        offers={"ngram": offer},
+        conversation=conversation,
+    )
+
+
+TRAFFIC = [
+    scored(number, segment, *rates)
+    for number, (segment, rates) in enumerate(
+        itertools.islice(itertools.cycle([("copy", (0.3, 0.9)), ("chat", (0.85, 0.05)), ("noise", (0.05, 0.02))]), 120)
+    )
+]
+SETTING = Setting(Costs(), Luck(0))
+
+
+def search(**options: object) -> Search:
+    settings = {"sources": ("ngram", "assistant"), "block_lengths": Costs.block_lengths, **options}
+    return Search(TRAFFIC, SETTING, **settings)  # type: ignore[arg-type]
+
+
+class TestSplit:
+    def test_the_last_requests_are_held_out(self) -> None:
+        train, rest = split(TRAFFIC, held_out=0.25)
+        assert (len(train), len(rest)) == (90, 30)
+        assert max(each.started_at for each in train) < min(each.started_at for each in rest)
+
+    def test_no_conversation_is_in_both_parts(self) -> None:
+        requests = [scored(n, "s", 0.5, 0.5, conversation=f"c{n % 25}") for n in range(100)]
+        train, rest = split(requests, by="conversation", held_out=0.3)
+        names = [{each.conversation for each in part} for part in (train, rest)]
+        assert not names[0] & names[1]
+        assert 10 < len(rest) < 60
+
+    def test_a_conversation_across_the_border_is_trained_on(self) -> None:
+        requests = [scored(n, "s", 0.5, 0.5, conversation="long" if n in (60, 80) else None) for n in range(100)]
+        train, rest = split(requests, held_out=0.3)
+        assert "r0080" in {each.request_id for each in train}
+        assert len(rest) == 29
+
+    def test_too_few_and_bad_arguments(self) -> None:
+        with pytest.raises(ConfigurationError, match="at least 2 of each"):
+            split(TRAFFIC[:2])
+        with pytest.raises(ConfigurationError, match="known are time, conversation"):
+            split(TRAFFIC, by="block")
+        with pytest.raises(ConfigurationError, match="between 0 and 1"):
+            split(TRAFFIC, held_out=1.0)
+
+
+def test_intervals_hold_what_they_should() -> None:
+    rng = np.random.default_rng(0)
+    hits = 0
+    for seed in range(200):
+        seconds = rng.gamma(5.0, 1.0, 60)
+        off = seconds * 1.3 * rng.normal(1.0, 0.2, 60)
+        found = speed_up(off.tolist(), seconds.tolist(), seed=seed)
+        hits += found.low <= 1.3 <= found.high
+        assert found.low <= found.ratio <= found.high
+    assert hits >= 180
+
+
+class TestSearch:
+    def test_it_begins_with_what_is_usual_and_gets_no_worse(self) -> None:
+        one = search()
+        list(one.run(trials=25))
+        tried = one.tried()
+        assert {each.part.get("policy", "fixed") for each in tried} >= {"guard", "goodput", "fixed", "hedge"}
+        usual = next(
+            each for each in tried if each.part.get("policy") == "goodput" and each.part["settings"]["optimism"] == 1.0
+        )
+        assert tried[0].share <= usual.share
+        assert tried == sorted(tried, key=lambda each: each.share)
+
+    def test_the_same_seed_tries_the_same(self) -> None:
+        parts = []
+        for _ in range(2):
+            one = search(seed=3)
+            list(one.run(trials=14))
+            parts.append([trial.user_attrs["part"] for trial in one.study.get_trials()])
+        assert parts[0] == parts[1]
+
+    def test_it_goes_on_after_an_interruption(self, tmp_path: Path) -> None:
+        url = f"sqlite:///{tmp_path / 'study.db'}"
+        first = search(storage=url)
+        list(first.run(trials=8))
+        second = search(storage=url)
+        list(second.run(trials=14))
+        trials = second.study.get_trials()
+        assert len(trials) == 14
+        parts = [str(trial.user_attrs["part"]) for trial in trials[8:]]
+        assert len(set(parts)) == len(parts)
+
+    def test_candidates_tried_before_are_not_walked_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        one = search()
+        list(one.run(trials=6))
+        walked: list[object] = []
+        monkeypatch.setattr(Search, "_walk", lambda self, trial, part: walked.append(part) or {"s": (1.0, 1.0)})
+        one.study.enqueue_trial({"policy": "hedge"})
+        list(one.run(trials=7))
+        assert not walked
+
+    def test_time_ends_it(self) -> None:
+        ticks = itertools.count()
+        one = search()
+        found = list(one.run(seconds=3, clock=lambda: float(next(ticks))))
+        assert 1 <= len(found) <= 3
+
+    def test_seeds_of_workers_differ(self) -> None:
+        assert len({derived_seed(1, finished, worker) for finished in range(5) for worker in range(5)}) == 25
+
+    def test_several_processes_on_one_fresh_file(self, tmp_path: Path) -> None:
+        """The schema is made by whoever comes first; no trial is lost."""
+        url = f"sqlite:///{tmp_path / 'study.db'}"
+        code = (
+            "import sys; sys.path.insert(0, sys.argv[1]); import test_tune as t; "
+            "list(t.search(storage=sys.argv[2], worker=int(sys.argv[3]), seed=1).run(trials=12))"
+        )
+        workers = [
+            subprocess.Popen(
+                [sys.executable, "-c", code, str(Path(__file__).parent), url, str(n)], stderr=subprocess.PIPE, text=True
+            )
+            for n in range(4)
+        ]
+        errors = [worker.communicate()[1] for worker in workers]
+        assert [worker.returncode for worker in workers] == [0] * 4, errors
+        assert len(search(storage=url).tried()) >= 8
+
+
+class TestChoice:
+    def test_each_segment_gets_what_is_good_for_it(self) -> None:
+        train, held_out = split(TRAFFIC)
+        one = Search(train, SETTING, sources=("ngram", "assistant"), block_lengths=Costs.block_lengths)
+        list(one.run(trials=25))
+        choice = choose(one.tried(), train, held_out, SETTING)
+        by_name = {each.segment: each for each in choice.segments}
+        assert by_name["noise"].part == OFF
+        assert "not surely above 1" in by_name["noise"].why
+        for name in ("copy", "chat"):
+            assert by_name[name].part != OFF
+            assert by_name[name].held_out is not None
+            assert by_name[name].held_out.low > 1.0
+        assert choice.held_out.ratio > 1.2
+        contents = choice.contents({"requests": len(TRAFFIC)})
+        policy = make_tuned(contents, lambda name, settings: build_policy(name, settings, Costs))
+        assert policy.settings["made"] == {"requests": 120}
+
+    def test_what_wins_by_luck_alone_is_not_shipped(self) -> None:
+        """Fits the training part, and nothing else: the draft was right there, and never after."""
+        early = [scored(n, "s", 0.9, 0.0) for n in range(30)]
+        late = [scored(n, "s", 0.02, 0.0) for n in range(30, 60)]
+        one = Search(early, SETTING, sources=("assistant",), block_lengths=(4,))
+        list(one.run(trials=8))
+        choice = choose(one.tried(), early, late, SETTING)
+        (segment,) = choice.segments
+        assert segment.part == OFF
+        assert choice.default == OFF
+        assert choice.held_out.ratio == pytest.approx(1.0)
+
+    def test_small_segments_go_with_the_others(self) -> None:
+        few = [scored(n, "few", 0.9, 0.0) for n in (1000, 1001, 1002)]
+        requests = sorted([*TRAFFIC, *few], key=lambda each: each.started_at)
+        train, held_out = split(requests)
+        one = Search(train, SETTING, sources=("ngram", "assistant"), block_lengths=(4,))
+        list(one.run(trials=6))
+        choice = choose(one.tried(), [*train, *few], held_out, SETTING)
+        found = next(each for each in choice.segments if each.segment == "few")
+        assert found.part == choice.default
+        assert "3 requests to choose by" in found.why
+
+
+def test_totals_by_segment_add_up() -> None:
+    walked = list(walks({"source": "ngram", "block_length": 4}, TRAFFIC, SETTING))
+    sums = seconds_by_segment(walked)
+    assert sum(on for on, _ in sums.values()) == pytest.approx(sum(each.seconds for each in walked))
+    assert sums["copy"][0] < sums["copy"][1]

@@ -1,0 +1,104 @@
+"""`autospec tune`: from a folder of traffic to a policy that `wrap` takes."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import autospec
+from autospec.cli.main import group
+from autospec.traffic import Traffic
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("models") / "tiny-target"
+    tiny.tokenizer().save_pretrained(folder)
+    tiny.llama(dtype=torch.float32).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def traffic(model: str, tmp_path: Path) -> Path:
+    target, tokenizer = autospec.models.load(model, dtype="float32")
+    with autospec.wrap(target, tokenizer=tokenizer, policy="off", record=Traffic(tmp_path / "traffic")):
+        for number in range(24):
+            ids = torch.tensor([[3, 1, 4, 1, 5, 3, 1, 4, 10 + number % 5]])
+            options = {"do_sample": bool(number % 2), "max_new_tokens": 24}
+            target.generate(ids, attention_mask=torch.ones_like(ids), segment=f"s{number % 2}", **options)
+    return tmp_path / "traffic"
+
+
+def run(*args: object) -> tuple[int, str, str]:
+    done = CliRunner().invoke(group, [str(each) for each in args], prog_name="autospec", auto_envvar_prefix="AUTOSPEC")
+    return done.exit_code, done.stdout, done.stderr
+
+
+def tuned(traffic: Path, model: str, out: Path, *more: object) -> tuple[int, str, str]:
+    return run("tune", traffic, "--target", model, "--dtype", "float32", "--out", out, "--trials", 6, *more)
+
+
+def test_a_policy_is_found_and_used(traffic: Path, model: str, tmp_path: Path) -> None:
+    out = tmp_path / "policy.toml"
+    code, stdout, err = tuned(traffic, model, out)
+    assert code == 0, err
+    assert "24 requests walked, 0 left out" in stdout
+    assert "held out" in stdout
+    contents = tomllib.loads(out.read_text())
+    assert contents["made"]["traffic"]["requests"] == 24
+    assert contents["made"]["drafts"] == ["ngram", "suffix"]
+    target, tokenizer = autospec.models.load(model, dtype="float32")
+    prompt = torch.tensor([[3, 1, 4, 1, 5, 3, 1, 4]])
+    plain = target.generate(prompt, max_new_tokens=20, do_sample=False)
+    with autospec.wrap(target, tokenizer=tokenizer, drafts=["ngram", "suffix"], policy=f"tuned:{out}"):
+        assert target.generate(prompt, max_new_tokens=20, do_sample=False).tolist() == plain.tolist()
+
+
+def test_it_goes_on_with_scores_and_study(traffic: Path, model: str, tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path / 'study.db'}"
+    first = json.loads(tuned(traffic, model, tmp_path / "a.toml", "--storage", storage, "--json")[1])
+    scores = (traffic / "scores" / "scores.jsonl.zst").read_bytes()
+    second = json.loads(tuned(traffic, model, tmp_path / "b.toml", "--storage", storage, "--json")[1])
+    assert (traffic / "scores" / "scores.jsonl.zst").read_bytes() == scores
+    assert second["tried"] == first["tried"]
+    assert second["default"] == first["default"]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--out", "policy.json"), "ends in .toml"),
+        (("--drafts", "nothing"), "nothing"),
+        (("--held-out", "0.99"), "at least 2 of each"),
+        (("--scores", "SCORES"), "another sampling"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(
+    traffic: Path, model: str, tmp_path: Path, more: tuple[Any, ...], said: str
+) -> None:
+    if said == "another sampling":
+        code, _, err = tuned(traffic, model, tmp_path / "p.toml", "--scores", tmp_path / "s")
+        assert code == 0, err
+        more = ("--scores", tmp_path / "s", "--sampling", "maximal")
+    code, _, err = tuned(traffic, model, tmp_path / "p.toml", *more)
+    assert code != 0
+    assert said in err
+
+
+def test_another_target_is_refused(traffic: Path, model: str, tmp_path: Path) -> None:
+    other = tmp_path / "another"
+    target, tokenizer = autospec.models.load(model, dtype="float32")
+    target.save_pretrained(other)
+    tokenizer.save_pretrained(other)
+    code, _, err = tuned(traffic, str(other), tmp_path / "p.toml")
+    assert code == 2
+    assert "holds answers of tiny-target, not of another" in err
+    code, _, err = tuned(traffic, str(other), tmp_path / "p.toml", "--rescore")
+    assert code == 0, err
