@@ -126,6 +126,6 @@ class Counts:
         if not all(0.0 <= accepted <= 1.000001 * judged + 1e-9 for judged, accepted in (*pairs, state["late"])):
             raise ValueError("counts that contradict each other")
         for position, (at_risk, accepted) in enumerate(pairs):
-            counts.at_risk[position], counts.accepted[position] = float(at_risk), float(accepted)
+            counts.at_risk[position], counts.accepted[position] = float(at_risk), min(float(accepted), float(at_risk))
         counts.judged_tokens, counts.accepted_tokens = sum(counts.at_risk), sum(counts.accepted)
         return counts

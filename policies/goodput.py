@@ -231,7 +231,10 @@ class Goodput:
         """
         try:
             check_goodput(state)
-            segments = {name: _Segment(**values) for name, values in state["segments"].items()}
+            segments = {
+                name: _Segment(**{**values, "tried": dict(values["tried"])})  # not the given one
+                for name, values in state["segments"].items()
+            }
             offering = set(state["offering"])
             known = state.get("catch_up", {})
             catch_up = {source: [float(tokens), float(seconds)] for source, (tokens, seconds) in known.items()}

@@ -99,7 +99,7 @@ def read_tuned(file: str | Path, build: Build) -> Tuned:
     Raises:
         ConfigurationError: the file cannot be read or is no such file; it names the file and the field.
     """
-    is_toml = Path(file).suffix == ".toml"
+    is_toml = Path(file).suffix.lower() == ".toml"
     try:
         text = Path(file).read_text(encoding="utf-8")
         contents = tomllib.loads(text) if is_toml else json.loads(text)

@@ -183,3 +183,26 @@ def test_catching_up_is_merged_and_no_surer_than_the_surest(states: dict[str, An
     merged, _ = merge(Goodput(COSTS), states, seed=0)
     assert merged["catch_up"] == {"a": [300.0, 3.0], "b": [1.0, 1.0]}
     Goodput(COSTS).restore(merged)
+
+
+def test_a_state_stays_as_it_is(states: dict[str, Any]) -> None:
+    """Several may go on from it, each for itself."""
+    state = states["auto"]
+    before = copy.deepcopy(state)
+    policy = MAKE["auto"]()
+    policy.restore(state)  # type: ignore[attr-defined]
+    live(policy, 100, seed=3)
+    assert state == before
+
+
+def test_more_accepted_than_judged_by_rounding(states: dict[str, Any]) -> None:
+    """No odds are below zero: their logarithm would end every request after."""
+    counts = copy.deepcopy(states["auto"]["policy"]["acceptance"]["by_source"]["assistant"])
+    counts |= {"at_risk": [5e6], "accepted": [5e6 * 1.0000009]}
+    state = changed(states["auto"], ("policy", "acceptance", "by_source"), {"assistant": counts})
+    state = changed(state, ("policy", "acceptance", "by_segment"), {"s": {"assistant": counts}})
+    policy: Any = MAKE["auto"]()
+    policy.restore(state)
+    rates = policy.policy._acceptance.rates("s", "assistant", 4)
+    assert all(0.0 < rate <= 1.0 for rate in rates)
+    live(policy, 50, seed=4)

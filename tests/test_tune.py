@@ -5,21 +5,26 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import optuna
 import pytest
 
-from autospec.errors import ConfigurationError
+from autospec.errors import AutospecError, ConfigurationError
 from autospec.policies.registry import build_policy
-from autospec.policies.tuned import make_tuned
+from autospec.policies.tuned import make_tuned, read_tuned
 from autospec.scores import DraftScores, OfferScores, ScoredRequest
 from autospec.scores.luck import Luck
 from autospec.tune.candidates import OFF
-from autospec.tune.choice import choose
+from autospec.tune.choice import can_be_named, choose
 from autospec.tune.evaluation import Setting, seconds_by_segment, walks
 from autospec.tune.intervals import speed_up
+from autospec.tune.policy_file import write_policy
+from autospec.tune.report import lines
 from autospec.tune.search import Search, derived_seed
 from autospec.tune.split import split
 
@@ -195,8 +200,86 @@ class TestSearch:
         assert [worker.returncode for worker in workers] == [0] * 4, errors
         assert len(search(storage=url).tried()) >= 8
 
+    def test_two_processes_may_be_given_one_waiting_trial(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The one that comes later goes on with the next."""
+        one = search()
+
+        def finished_by_another(trial: optuna.Trial, part: object) -> object:
+            trial.set_user_attr("seconds", {"copy": [0.5, 1.0]})
+            one.study.tell(trial.number, 0.5)
+            raise optuna.exceptions.UpdateFinishedTrialError
+
+        with monkeypatch.context() as patched:
+            patched.setattr(one, "_walk", finished_by_another)
+            assert one._try() is None
+        assert one._try() is not None
+
+    def test_workers_that_begin_together_try_different_candidates(self, tmp_path: Path) -> None:
+        url = f"sqlite:///{tmp_path / 'study.db'}"
+        one, other = search(storage=url), search(storage=url)
+        list(one.run(trials=len(one.study.get_trials())))  # what is usual
+        for _ in range(4):
+            one._try()
+            other._try()
+        parts = [str(trial.user_attrs["part"]) for trial in one.study.get_trials()[-8:]]
+        assert len(set(parts)) >= 6
+
+    def test_tables_that_another_process_is_making_are_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        create, calls = optuna.create_study, []
+
+        def failing_at_first(**options: Any) -> optuna.Study:
+            calls.append(options)
+            if len(calls) < 3:
+                raise RuntimeError("UNIQUE constraint failed: alembic_version.version_num")
+            return create(**options)
+
+        monkeypatch.setattr(optuna, "create_study", failing_at_first)
+        search()
+        assert len(calls) == 3
+
+    def test_a_storage_that_cannot_be_used_is_named(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setattr("autospec.tune.search._PAUSES", ())
+        with pytest.raises(AutospecError, match="storage cannot be used"):
+            search(storage=f"sqlite:///{tmp_path}/nowhere/study.db")
+
+    def test_the_study_of_other_requests_is_refused(self, tmp_path: Path) -> None:
+        url = f"sqlite:///{tmp_path / 'study.db'}"
+        list(search(storage=url).run(trials=2))
+        settings: dict[str, Any] = {
+            "sources": ("ngram", "assistant"),
+            "block_lengths": Costs.block_lengths,
+            "storage": url,
+        }
+        for requests, changed in ((TRAFFIC[:50], {}), (TRAFFIC, {"sources": ("ngram",)})):
+            with pytest.raises(ConfigurationError, match="other requests, draft sources or block lengths"):
+                Search(requests, SETTING, **{**settings, **changed})
+        Search(TRAFFIC[:50], SETTING, **{**settings, "name": "another"})
+        Search(TRAFFIC, SETTING, **settings)
+
 
 class TestChoice:
+    def test_nothing_tried_is_said(self) -> None:
+        with pytest.raises(ConfigurationError, match="more trials"):
+            choose([], *split(TRAFFIC), SETTING)
+
+    def test_any_name_of_a_segment_is_written_or_left_to_the_default(self, tmp_path: Path) -> None:
+        names = ['a."b"\\', "half \ud800", "", "\x1b[31m\n", "日本"]
+        requests = [replace(each, segment=names[number % 5]) for number, each in enumerate(TRAFFIC)]
+        train, held_out = split(requests)
+        one = Search(train, SETTING, sources=("ngram", "assistant"), block_lengths=(4,))
+        list(one.run(trials=6))
+        choice = choose(one.tried(), train, held_out, SETTING)
+        kept = {name: {"source": "ngram", "block_length": 2} for name in names}
+        for each in choice.segments:
+            assert ("no text" in each.why) == (each.segment == "half \ud800")
+        path = tmp_path / "Policy.TOML"
+        write_policy(path, {**choice.contents({}), "segments": {n: kept[n] for n in names if can_be_named(n)}})
+        made = read_tuned(path, lambda name, settings: build_policy(name, settings, Costs))
+        assert set(made.segments) == set(names) - {"half \ud800"}
+        text = "\n".join(lines(choice, one.tried(), []))
+        assert "\x1b" not in text
+        text.encode()
+
     def test_each_segment_gets_what_is_good_for_it(self) -> None:
         train, held_out = split(TRAFFIC)
         one = Search(train, SETTING, sources=("ngram", "assistant"), block_lengths=Costs.block_lengths)

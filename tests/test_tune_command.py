@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from click.testing import CliRunner
 
 import autospec
 from autospec.cli.main import group
-from autospec.traffic import Traffic
+from autospec.errors import AutospecError
+from autospec.scores.folder import ScoreFolder
+from autospec.traffic import ShardWriter, Traffic, TrafficReader
 from tests import tiny
 
 
@@ -90,6 +93,41 @@ def test_what_cannot_be_done_is_said_in_one_line(
     code, _, err = tuned(traffic, model, tmp_path / "p.toml", *more)
     assert code != 0
     assert said in err
+
+
+def test_requests_that_cannot_be_scored_cost_themselves_alone(traffic: Path, model: str, tmp_path: Path) -> None:
+    """Redacted ids, and options that somebody wrote: they are left out, with the reason."""
+    whole = next(iter(TrafficReader(traffic)))
+    writer = ShardWriter(traffic)
+    writer.write(replace(whole, request_id="redacted", prompt=(1, 2**32 - 1)))
+    writer.write(replace(whole, request_id="answer", output=(1, 700)))
+    writer.write(replace(whole, request_id="options", options={"attention_mask": [[1]]}))
+    writer.close()
+    code, stdout, err = tuned(traffic, model, tmp_path / "p.toml")
+    assert code == 0, err
+    assert "24 requests walked, 3 left out" in stdout
+    assert "2 left out: token ids that the target does not know" in stdout
+
+
+def test_a_full_disk_is_no_reason_to_leave_requests_out(
+    traffic: Path, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise AutospecError("scores.jsonl.zst could not be written: the disk is full")
+
+    monkeypatch.setattr(ScoreFolder, "add", full)
+    code, _, err = tuned(traffic, model, tmp_path / "p.toml")
+    assert code != 0
+    assert "the disk is full" in err
+
+
+def test_what_is_left_out_now_is_left_out_though_it_was_scored(traffic: Path, model: str, tmp_path: Path) -> None:
+    whole = next(iter(TrafficReader(traffic)))
+    writer = ShardWriter(traffic)
+    writer.write(replace(whole, request_id="imported", origin="import:plain"))
+    writer.close()
+    assert "25 requests walked, 0 left out" in tuned(traffic, model, tmp_path / "p.toml", "--imported")[1]
+    assert "24 requests walked, 1 left out" in tuned(traffic, model, tmp_path / "p.toml")[1]
 
 
 def test_another_target_is_refused(traffic: Path, model: str, tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def command(
     from autospec.scores.luck import Luck
     from autospec.scores.scorer import Scorer
     from autospec.traffic import TrafficReader
-    from autospec.tune.choice import choose
+    from autospec.tune.choice import can_be_named, choose
     from autospec.tune.evaluation import Setting
     from autospec.tune.policy_file import write_policy
     from autospec.tune.report import lines
@@ -168,8 +168,8 @@ def command(
         source.attach(model, tokenizer)
     scorer = Scorer(model, sources, sampling=sampling)
     folder = ScoreFolder(scores or traffic / "scores", made_with(model, sources, sampling, reader.manifest))
-    left_out, per_block, seconds = _score(reader, scorer, folder, imported)
-    requests = folder.read()
+    taken, left_out, per_block, seconds = _score(reader, scorer, folder, imported)
+    requests = [each for each in folder.read() if each.request_id in taken]  # it may know others from earlier
     train, rest = split(requests, by=split_by, held_out=held_out)
     table = measure(model, sources).table
     costs = CostModel(table)
@@ -200,7 +200,7 @@ def command(
         "speed_up": {
             each.segment: [round(value, 4) for value in (each.held_out.ratio, each.held_out.low, each.held_out.high)]
             for each in choice.segments
-            if each.held_out is not None
+            if each.held_out is not None and can_be_named(each.segment)
         },
     }
     write_policy(out, choice.contents(made))
@@ -218,8 +218,10 @@ def command(
         click.echo(line)
 
 
-def _score(reader: Any, scorer: Any, folder: Any, with_imported: bool) -> tuple[Counter[str], float | None, float]:
-    """Why requests were left out, seconds of a block beside drafting and verifying, and seconds of scoring."""
+def _score(
+    reader: Any, scorer: Any, folder: Any, with_imported: bool
+) -> tuple[set[str], Counter[str], float | None, float]:
+    """Ids of what is scored, why others were left out, seconds of a block besides, and seconds of scoring."""
     import time
 
     from tqdm import tqdm
@@ -238,7 +240,7 @@ def _score(reader: Any, scorer: Any, folder: Any, with_imported: bool) -> tuple[
                 taken.append(request)
             else:
                 left_out[why] += 1
-    return left_out, host_seconds(taken), time.perf_counter() - started
+    return {each.request_id for each in taken}, left_out, host_seconds(taken), time.perf_counter() - started
 
 
 def _search(search: Any, trials: int, budget: float | None) -> None:

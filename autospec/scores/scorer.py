@@ -56,10 +56,16 @@ class Scorer:
 
         Raises:
             DraftError: a model draft cannot read the text.
-            ConfigurationError: there is no answer.
+            ConfigurationError: there is no answer, or the target does not know its tokens.
         """
         if not traffic.output:
             raise ConfigurationError(f"request {traffic.request_id} has no answer yet: autospec traffic complete")
+        for ids, known in (
+            (traffic.prompt, self._target.get_input_embeddings()),
+            (traffic.output, self._target.get_output_embeddings()),
+        ):
+            if max(ids, default=0) >= known.weight.shape[0]:
+                raise ConfigurationError("token ids that the target does not know")
         prepared = self._prepared(traffic)
         retrieval = {n: s for n, s in self._sources.items() if getattr(s, "is_retrieval", False)}
         models = {n: s for n, s in self._sources.items() if n not in retrieval}

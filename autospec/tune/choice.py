@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autospec.errors import ConfigurationError
 from autospec.policies.registry import build_policy
 from autospec.policies.tuned import FORMAT, VERSION, Tuned, make_tuned
 from autospec.scores.scored import ScoredRequest
@@ -48,9 +49,18 @@ class Choice:
 
     def contents(self, made: Mapping[str, Any]) -> dict[str, Any]:
         """Of a tuned policy's file. Args: made: how it came about, as plain values."""
-        own = {each.segment: shipped(each.part) for each in self.segments if each.part != self.default}
+        own = {
+            each.segment: shipped(each.part)
+            for each in self.segments
+            if each.part != self.default and can_be_named(each.segment)
+        }
         default = shipped(self.default)
         return {"format": FORMAT, "version": VERSION, "default": default, "segments": own, "made": dict(made)}
+
+
+def can_be_named(segment: str) -> bool:
+    """Can a file hold the segment's name? Half a surrogate pair, it cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in segment)
 
 
 def shipped(part: Part) -> dict[str, Any]:
@@ -79,6 +89,9 @@ def choose(
         train, held_out: as they were split, in order of arrival.
         setting: costs and luck.
         least_requests: to choose by, for a policy of a segment's own.
+
+    Raises:
+        ConfigurationError: nothing was tried.
     """
     counts = _counts(train)
     judged: dict[str, Mapping[str, Sequence[Walked]]] = {}
@@ -91,11 +104,16 @@ def choose(
             judged[key] = _by_segment([each for each in both if each.request.request_id in late])
         return judged[key]
 
+    if not tried:
+        raise ConfigurationError("no policy was walked to the end: give more trials, or a larger budget")
     best = tried[0].part
     every = [each for group in held(best).values() for each in group]
     default = best if every and _interval(every).low > 1.0 else OFF
     choices = []
     for segment in sorted(counts):
+        if not can_be_named(segment):
+            choices.append((segment, default, "its name is no text that a file can hold: as all others"))
+            continue
         if counts[segment] < least_requests:
             why = f"{counts[segment]} requests to choose by, {least_requests} are needed: as all others"
             choices.append((segment, default, why))

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from autospec.telemetry.labels import columns, pad, visible
 from autospec.tune.candidates import Part
 from autospec.tune.choice import Choice
 from autospec.tune.intervals import Interval
 from autospec.tune.search import Tried
+
+MOST_COLUMNS = 40
+"""Of a segment's name."""
 
 
 def label(part: Part) -> str:
@@ -21,12 +25,13 @@ def lines(choice: Choice, tried: Sequence[Tried], notes: Sequence[str]) -> Itera
     """The report, line by line."""
     yield f"tried {len(tried)} policies; the fastest over all in training: {label(tried[0].part)}"
     yield ""
-    width = max([len("segment"), *(len(each.segment) for each in choice.segments)])
+    names = [visible(each.segment, MOST_COLUMNS) for each in choice.segments]
+    width = max([len("segment"), *map(columns, names)])
     yield f"{'segment':{width}}  policy        requests  in training           held out              why"
-    for each in choice.segments:
+    for name, each in zip(names, choice.segments, strict=True):
         requests = f"{each.train_requests}+{each.held_out_requests}"
         yield (
-            f"{each.segment:{width}}  {label(each.part):12}  {requests:>8}  {said(each.train):20}  "
+            f"{pad(name, width)}  {label(each.part):12}  {requests:>8}  {said(each.train):20}  "
             f"{said(each.held_out):20}  {each.why}"
         )
     yield f"{'all':{width}}  {'':12}  {'':8}  {said(choice.train):20}  {said(choice.held_out):20}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from autospec.costs.fingerprint import describe
 from autospec.drafts.base import DraftSource
-from autospec.errors import AutospecError, ConfigurationError
+from autospec.errors import ConfigurationError
 from autospec.scores.folder import ScoreFolder
 from autospec.scores.scorer import Scorer
 from autospec.traffic import TrafficReader, TrafficRequest
@@ -72,11 +72,13 @@ def score_traffic(
             scorer.learn(request)
         elif why is None:
             try:
-                folder.add(scorer.score(request))
+                scored = scorer.score(request)
             except ConfigurationError as error:
                 why = str(error)
-            except (AutospecError, ValueError) as error:
-                why = f"{type(error).__name__}: {error}"
+            except Exception as error:  # noqa: BLE001  # of this request alone: its options may hold anything
+                why = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+            else:
+                folder.add(scored)
         yield request, why
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from autospec.errors import AutospecError, ConfigurationError
 from autospec.scores.scored import ScoredRequest
 from autospec.tune.candidates import Part, heuristics, suggest
 from autospec.tune.evaluation import Setting, seconds_by_segment, walks
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 RUNGS = 4
 """Parts of the requests after each of which a trial may be given up."""
 NOT_SLOWER = 1e-9
+_CONTENT = "what is searched"
+_PAUSES = (0.1, 0.3, 1.0, 3.0)  # seconds before a storage is tried again
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,12 @@ class Search:
         sources, block_lengths: of fixed candidates.
         storage: URL of Optuna's database; None: in memory.
         name: of the study.
-        seed: of the sampler, together with the number of trials so far and the worker.
+        seed: of the sampler, together with each trial's number and the worker.
         worker: which of several.
+
+    Raises:
+        ConfigurationError: the study is of other requests, sources or block lengths.
+        AutospecError: the storage cannot be used.
     """
 
     def __init__(
@@ -71,11 +78,9 @@ class Search:
         self._optuna = optuna
         self._requests, self._setting = list(requests), setting
         self._sources, self._block_lengths = tuple(sources), tuple(block_lengths)
-        self.study = optuna.create_study(storage=storage, study_name=name, direction="minimize", load_if_exists=True)
-        finished = len(self.study.get_trials(deepcopy=False, states=_finished(optuna)))
-        self.study.sampler = optuna.samplers.TPESampler(
-            seed=derived_seed(seed, finished, worker),
-        )
+        self.study = _study(optuna, storage, name)
+        self._check_same(name)
+        self._seed, self._worker = seed, worker
         self.study.pruner = optuna.pruners.MedianPruner(n_startup_trials=8)
         if worker == 0 and not self.study.get_trials(deepcopy=False):
             for params in heuristics(self._sources, self._block_lengths):
@@ -102,25 +107,44 @@ class Search:
         made = [Tried(each.user_attrs["part"], _pairs(each.user_attrs["seconds"])) for each in found.values()]
         return sorted(made, key=lambda each: each.share)
 
+    def _check_same(self, name: str) -> None:
+        """Results of other requests are no results of these."""
+        scored = [(each.request_id, each.segment, each.output_tokens) for each in self._requests]
+        text = json.dumps([scored, self._sources, self._block_lengths])
+        wanted = hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
+        is_new = not self.study.get_trials(deepcopy=False)  # before the name of what is searched is looked for
+        known = self.study.user_attrs.get(_CONTENT)
+        if known is None and is_new:
+            self.study.set_user_attr(_CONTENT, wanted)
+        elif known != wanted:
+            raise ConfigurationError(
+                f"study {name!r} is of other requests, draft sources or block lengths: give another name (--study)"
+            )
+
     def _num_finished(self) -> int:
         return len(self.study.get_trials(deepcopy=False, states=_finished(self._optuna)))
 
     def _try(self) -> Tried | None:
         trial = self.study.ask()
-        part = suggest(trial, self._sources, self._block_lengths)
-        trial.set_user_attr("part", dict(part))
-        trial.set_user_attr("host", os.uname().nodename)
+        self.study.sampler = self._optuna.samplers.TPESampler(
+            seed=derived_seed(self._seed, trial.number, self._worker)  # two that begin together choose differently
+        )
         try:
+            part = suggest(trial, self._sources, self._block_lengths)
+            trial.set_user_attr("part", dict(part))
+            trial.set_user_attr("host", os.uname().nodename)
             known = self._known(part)
             if known is None:
                 found = self._walk(trial, part)
                 if found is None:
-                    self.study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
+                    self.study.tell(trial, state=self._optuna.trial.TrialState.PRUNED, skip_if_finished=True)
                     return None
                 known = Tried(part, found)
             trial.set_user_attr("seconds", {name: list(pair) for name, pair in known.seconds.items()})
             trial.set_constraint("worst segment", known.worst - 1.0 - NOT_SLOWER)
-            self.study.tell(trial, known.share)
+            self.study.tell(trial, known.share, skip_if_finished=True)
+        except self._optuna.exceptions.UpdateFinishedTrialError:
+            return None  # SQLite may give one waiting trial to two processes, and the other one was faster
         except BaseException:
             self.study.tell(trial, state=self._optuna.trial.TrialState.FAIL, skip_if_finished=True)
             raise
@@ -144,14 +168,31 @@ class Search:
         return seconds_by_segment(walked)
 
 
+def _study(optuna: Any, storage: str | None, name: str) -> optuna.Study:
+    """The study there, made if missing. Of several processes that begin together, all but one fail at making tables.
+
+    Raises:
+        AutospecError: the storage cannot be used.
+    """
+    for pause in (*_PAUSES, None):
+        try:
+            return optuna.create_study(storage=storage, study_name=name, direction="minimize", load_if_exists=True)
+        except Exception as error:  # of optuna, SQLAlchemy or a driver of it
+            if pause is None:
+                why = str(error).partition("\n")[0]
+                raise AutospecError(f"study {name!r}: its storage cannot be used: {why}") from error
+            time.sleep(pause)
+    raise AssertionError  # the last pause is None
+
+
 def _finished(optuna: Any) -> tuple[Any, ...]:
     states = optuna.trial.TrialState
     return (states.COMPLETE, states.PRUNED, states.FAIL)
 
 
-def derived_seed(seed: int, finished: int, worker: int) -> int:
-    """Another one for each worker, and for each time that a study is gone on with."""
-    digest = hashlib.sha256(f"{seed}/{finished}/{worker}".encode()).digest()
+def derived_seed(seed: int, number: int, worker: int) -> int:
+    """Another one for each trial, by its number in the study, and for each worker."""
+    digest = hashlib.sha256(f"{seed}/{number}/{worker}".encode()).digest()
     return int.from_bytes(digest[:4], "big")
 
 
