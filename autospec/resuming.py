@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import time
@@ -23,6 +24,7 @@ from autospec.types import Deployment, PolicyState, PolicyVersion
 if TYPE_CHECKING:
     from autospec.telemetry.recorder import Recorder
 
+_log = logging.getLogger("autospec")
 SAVE_SECONDS = 60.0
 """At least, between two times that a state is saved."""
 MOST_SHARE = 0.001
@@ -102,6 +104,7 @@ class Learned:
                 del usable[0]
             else:
                 self._inherited = _lineage(usable[:count])
+                _log.info("policy %s goes on from what %d processes had learned", self._policy.name, count)
                 break
         if num_damaged:
             warn(f"{num_damaged} of the states that policies had learned were skipped: {reason}", stacklevel=5)

@@ -373,7 +373,7 @@ class TestFolder:
 
     def test_scores_of_something_else_are_refused(self, tmp_path: Path) -> None:
         ScoreFolder(tmp_path, {"target": "a", "sampling": "paired"})
-        with pytest.raises(ConfigurationError, match="another target"):
+        with pytest.raises(ConfigurationError, match=r"other settings \(target\)"):
             ScoreFolder(tmp_path, {"target": "b", "sampling": "paired"})
         with pytest.raises(ConfigurationError, match="holds no scores"):
             ScoreFolder(tmp_path / "nothing")

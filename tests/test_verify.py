@@ -40,8 +40,8 @@ def test_every_source_and_length_is_identical() -> None:
 def test_a_planted_fault_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = TargetSession.forward
 
-    def blurred(self: Any, ids: torch.Tensor, num_draft_tokens: int) -> torch.Tensor:
-        return forward(self, ids, num_draft_tokens).roll(1, dims=0)
+    def blurred(self: Any, *args: Any) -> torch.Tensor:
+        return forward(self, *args).roll(1, dims=0)
 
     monkeypatch.setattr(TargetSession, "forward", blurred)
     found = verdicts(max_new_tokens=8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from datetime import UTC, datetime
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autospec.cli.loading import HalfOrFull, assistant_for, dtype_option, load_assistant, target_option
+from autospec.cli.loading import HalfOrFull, assistant_for, dtype_option, load_assistant
 
 if TYPE_CHECKING:
     from autospec.scores import ScoredRequest
@@ -21,7 +22,15 @@ if TYPE_CHECKING:
 
 @click.command(name="tune")
 @click.argument("traffic", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@target_option
+@click.option(
+    "--target",
+    "--model",
+    "target",
+    default="smollm2-135m",
+    show_default=True,
+    show_envvar=True,
+    help="The model that answered: folder or hub id.",
+)
 @click.option(
     "--drafts",
     default="ngram,suffix",
@@ -57,7 +66,7 @@ if TYPE_CHECKING:
     type=click.Path(file_okay=False, path_type=Path),
     default=None,
     show_envvar=True,
-    help="Folder for the scores, gone on with where a run was cut short; TRAFFIC/scores if left out.",
+    help="Folder for the scores, gone on with where a run was cut short; one in TRAFFIC/scores if left out.",
 )
 @click.option(
     "--trials", type=click.IntRange(min=1), default=60, show_default=True, show_envvar=True, help="Policies to try."
@@ -131,9 +140,12 @@ def command(
     """
     if out.suffix.lower() != ".toml":
         raise click.BadParameter(f"{out.name!r}: a name that ends in .toml is needed", param_hint="--out")
+    if not os.access(out.parent, os.W_OK | os.X_OK):
+        raise click.BadParameter(f"{out.parent}: no folder that can be written to", param_hint="--out")
 
     from autospec import models
     from autospec.costs import CostModel
+    from autospec.costs.fingerprint import digest
     from autospec.costs.measuring import measure
     from autospec.deployment import device_name, model_name
     from autospec.drafts import make_sources
@@ -167,9 +179,12 @@ def command(
     for source in sources.values():
         source.attach(model, tokenizer)
     scorer = Scorer(model, sources, sampling=sampling)
-    folder = ScoreFolder(scores or traffic / "scores", made_with(model, sources, sampling, reader.manifest))
+    described = made_with(model, sources, sampling, reader.manifest)
+    folder = ScoreFolder(scores or traffic / "scores" / digest(described), described)
     taken, left_out, per_block, seconds = _score(reader, scorer, folder, imported)
     requests = [each for each in folder.read() if each.request_id in taken]  # it may know others from earlier
+    for why, count in left_out.most_common():
+        click.echo(f"{count} requests left out: {why}", err=True)
     train, rest = split(requests, by=split_by, held_out=held_out)
     table = measure(model, sources).table
     costs = CostModel(table)
@@ -206,7 +221,6 @@ def command(
     write_policy(out, choice.contents(made))
     notes = [
         f"scoring took {seconds:.0f} s; {len(requests)} requests walked, {sum(left_out.values())} left out",
-        *(f"  {count} left out: {why}" for why, count in left_out.most_common()),
         f"seconds are those of the cost model for {device_name(model.device)}"
         + ("" if per_block is not None else "; what a block takes besides is not known from this traffic"),
         f"written to {out}: autospec.wrap(..., policy='tuned:{out}')",
@@ -268,13 +282,15 @@ def _as_json(
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
+    from autospec.tune.choice import shipped
+
     return {
         "policy": str(out),
         "tried": len(tried),
         "scoring_seconds": round(scoring_seconds, 1),
         "left_out": dict(left_out),
-        "default": dict(choice.default),
+        "default": shipped(choice.default),
         "train": asdict(choice.train),
         "held_out": asdict(choice.held_out),
-        "segments": [asdict(each) for each in choice.segments],
+        "segments": [{**asdict(each), "part": shipped(each.part)} for each in choice.segments],
     }

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 MOST_SPREAD = 0.1
 """A calibration whose repeats lie further apart is used, and not kept on disk."""
+MOST_FALL = 1.2
+"""The same where one token costs this many times what more of them do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +56,15 @@ def measure(
         return Measured(table, costs_file(description), is_from_disk=True, seconds=time.perf_counter() - started)
     table = calibrate(target, sources, budget_seconds=budget_seconds)
     # what could not be timed now may be possible another time, and a busy machine is not always busy
-    is_worth_keeping = set(table.drafts) == set(sources) and table.spread <= MOST_SPREAD
+    is_calm = table.spread <= MOST_SPREAD and not _is_upside_down(table)
+    is_worth_keeping = set(table.drafts) == set(sources) and is_calm
     path = save(description, table) if is_worth_keeping else None
     return Measured(table, path, is_from_disk=False, seconds=time.perf_counter() - started)
+
+
+def _is_upside_down(table: CostTable) -> bool:
+    """Does a single token cost well more than several? Then the machine was busy while it was timed."""
+    return any(row[0] > MOST_FALL * min(row) for row in table.verify.seconds)
 
 
 def cost_model(target: PreTrainedModel, sources: Mapping[str, DraftSource]) -> CostModel:

@@ -49,7 +49,8 @@ class ScoreFolder:
                 key for key in {*made_with, *self.made_with} if made_with.get(key) != self.made_with.get(key)
             )
             raise ConfigurationError(
-                f"{self.path} holds scores that were made with another {', '.join(differing)}: give another folder"
+                f"{self.path} holds scores that were made with other settings ({', '.join(differing)}): "
+                "give another folder for scores"
             )
         self.num_damaged = 0
 

@@ -82,7 +82,8 @@ class Manifest:
         path, partial = folder / NAME, folder / f".{NAME}.{uuid.uuid4().hex}"
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with partial.open("x", encoding="utf-8") as file:
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 json.dump(asdict(replace(self, versions=dict(self.versions))), file, indent=1)
                 file.write("\n")
                 file.flush()

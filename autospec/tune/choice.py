@@ -19,6 +19,8 @@ from autospec.tune.search import Tried
 
 LEAST_REQUESTS = 8
 """A segment with fewer requests to choose by has no policy of its own."""
+LEAST_JUDGED = 3
+"""Held-out requests of a segment; resampling fewer says nothing."""
 
 
 CONTROL_SHARE = 0.02
@@ -94,39 +96,35 @@ def choose(
         ConfigurationError: nothing was tried.
     """
     counts = _counts(train)
-    judged: dict[str, Mapping[str, Sequence[Walked]]] = {}
+    late = {request.request_id for request in held_out}
 
-    def held(part: Part) -> Mapping[str, Sequence[Walked]]:
-        key = repr(sorted(part.items(), key=str))
-        if key not in judged:
-            late = {request.request_id for request in held_out}
-            both = list(walks(part, [*train, *held_out], setting))
-            judged[key] = _by_segment([each for each in both if each.request.request_id in late])
-        return judged[key]
+    def held(part: Part, segment: str | None = None) -> Sequence[Walked]:
+        """As it will serve: a segment's own policy sees that segment alone."""
+        both = [each for each in (*train, *held_out) if segment is None or each.segment == segment]
+        return [each for each in walks(part, both, setting) if each.request.request_id in late]
 
     if not tried:
         raise ConfigurationError("no policy was walked to the end: give more trials, or a larger budget")
     best = tried[0].part
-    every = [each for group in held(best).values() for each in group]
-    default = best if every and _interval(every).low > 1.0 else OFF
+    default = best if _interval(held(best)).low > 1.0 else OFF
     choices = []
-    for segment in sorted(counts):
+    for segment in sorted({*counts, *_counts(held_out)}):
         if not can_be_named(segment):
             choices.append((segment, default, "its name is no text that a file can hold: as all others"))
             continue
-        if counts[segment] < least_requests:
-            why = f"{counts[segment]} requests to choose by, {least_requests} are needed: as all others"
+        if counts.get(segment, 0) < least_requests:
+            why = f"{counts.get(segment, 0)} requests to choose by, {least_requests} are needed: as all others"
             choices.append((segment, default, why))
             continue
         known = [each for each in tried if segment in each.seconds]
         fastest = min(known, key=lambda each: each.seconds[segment][0] / each.seconds[segment][1])
-        walked = held(fastest.part).get(segment, ())
-        if not walked:
-            choices.append((segment, OFF, "no held-out request to judge by"))
+        walked = held(fastest.part, segment)
+        if len(walked) < LEAST_JUDGED:
+            choices.append((segment, OFF, f"{len(walked)} held-out requests to judge by, {LEAST_JUDGED} are needed"))
             continue
         found = _interval(walked)
         if found.low > 1.0:
-            choices.append((segment, fastest.part, f"fastest of {len(known)} in training, {_said(found)} held out"))
+            choices.append((segment, fastest.part, f"fastest of {len(known)} in training"))
         else:
             choices.append((segment, OFF, f"the fastest in training is {_said(found)} held out: not surely above 1"))
     tuned = _tuned(default, {segment: part for segment, part, _ in choices}, setting)
@@ -143,7 +141,7 @@ def choose(
                 segment,
                 part,
                 why,
-                counts[segment],
+                counts.get(segment, 0),
                 len(parts[1].get(segment, ())),
                 _interval(parts[0][segment]) if segment in parts[0] else None,
                 _interval(parts[1][segment]) if segment in parts[1] else None,

@@ -27,6 +27,8 @@ def lines(choice: Choice, tried: Sequence[Tried], notes: Sequence[str]) -> Itera
     yield ""
     names = [visible(each.segment, MOST_COLUMNS) for each in choice.segments]
     width = max([len("segment"), *map(columns, names)])
+    yield "speed-up over plain decoding, with 95 % intervals; requests: to choose by + held out"
+    yield ""
     yield f"{'segment':{width}}  policy        requests  in training           held out              why"
     for name, each in zip(names, choice.segments, strict=True):
         requests = f"{each.train_requests}+{each.held_out_requests}"
@@ -36,7 +38,8 @@ def lines(choice: Choice, tried: Sequence[Tried], notes: Sequence[str]) -> Itera
         )
     yield f"{'all':{width}}  {'':12}  {'':8}  {said(choice.train):20}  {said(choice.held_out):20}"
     yield ""
-    yield f"fitted too closely by {choice.train.ratio - choice.held_out.ratio:+.3f} (training minus held out)"
+    surplus = choice.train.ratio - choice.held_out.ratio
+    yield f"speed-up in training minus held out: {surplus:+.3f} (much above 0: overfitted)"
     yield from notes
 
 
