@@ -200,7 +200,7 @@ class TestRecorder:
             recorder.close(timeout=0.3)
         assert (recorder.written, recorder.dropped, recorder.waiting) == (0, 0, 701)
         assert "701 records wait in" in caplog.text
-        assert files(folder) == ["spool"]
+        assert set(files(folder)) == {"spool"}  # more than one where the writer was busy when time ran out
         with Recorder(address, spool=folder) as following:
             following.record(record("new"))
             assert following.flush()
