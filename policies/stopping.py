@@ -23,8 +23,7 @@ class MarginalStop:
         verify: [n + 1], seconds of verifying so many draft tokens.
         rate: tokens per second that time brings elsewhere; 0 never ends a block.
 
-    Source: DESIGN's marginal rule with the value of time (Howard 1963) for the average so far; Huang et al. 2024
-        (SpecDec++) for stopping by a calibrated estimate.
+    Source: Huang et al. 2024 (SpecDec++) for stopping by an estimate; Howard 1963 for the value of time.
     """
 
     __slots__ = ("_confident", "_draft", "_position", "_rate", "_rates", "_survival", "_verify")

@@ -135,7 +135,7 @@ def command(
     """Find the policy that would have been fastest on recorded TRAFFIC.
 
     Every answer is scored once: what each draft source would have done along it. Policies are then walked along the
-    scores, without a forward, and judged by requests that had no part in the choice. A segment in which nothing is
+    scores, without a forward, and judged by requests that had no part in the search. A segment in which nothing is
     surely faster than plain decoding gets plain decoding.
     """
     if out.suffix.lower() != ".toml":

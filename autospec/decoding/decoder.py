@@ -95,7 +95,7 @@ class Decoder:
             max_new_tokens=int(generation_config.max_length) - self.prompt_tokens,
             do_sample=do_sample,
             sources=tuple(self._sources),
-            temperature=_temperature(generation_config) if do_sample else 0.0,
+            temperature=temperature_of(generation_config) if do_sample else 0.0,
         )
         draft_request = DraftRequest(
             device=input_ids.device,
@@ -141,7 +141,7 @@ class Decoder:
         return answer.output(target.finish())
 
 
-def _temperature(config: GenerationConfig) -> float:
+def temperature_of(config: GenerationConfig) -> float:
     return float(config.temperature) if config.temperature is not None else 1.0
 
 

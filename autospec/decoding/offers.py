@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autospec.drafts.base import Proposal
 from autospec.types import Offer, OfferOutcome
 
-_FADE = 0.8  # weight that an earlier fate keeps at each new one, in `Offer.recent_acceptance`
+FADE = 0.8  # weight that an earlier fate keeps at each new one, in `Offer.recent_acceptance`
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class Offers:
             judged = each.num_accepted if num_judged is None else num_judged
             if judged:
                 before = self._recent.get(each.source, 0.5)
-                self._recent[each.source] = _FADE * before + (1.0 - _FADE) * (each.num_accepted > 0)
+                self._recent[each.source] = FADE * before + (1.0 - FADE) * (each.num_accepted > 0)
             settled.append(OfferOutcome(each.source, each.offer, each.output_tokens, judged, each.num_accepted))
         self._pending = waiting
         return tuple(settled)

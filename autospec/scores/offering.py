@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from autospec.decoding.offers import FADE
 from autospec.scores.scored import OfferScores, ScoredRequest
 from autospec.types import Offer, OfferOutcome
-
-_FADE = 0.8  # as in autospec/decoding/offers.py
 
 
 class OfferWalk:
@@ -48,7 +47,7 @@ class OfferWalk:
             judged = accepted + (not is_whole and seen > right)
             if judged:
                 before = self._recent.get(name, 0.5)
-                self._recent[name] = _FADE * before + (1.0 - _FADE) * (accepted > 0)
+                self._recent[name] = FADE * before + (1.0 - FADE) * (accepted > 0)
             settled.append(OfferOutcome(name, offer, position, judged, accepted))
         self._pending = waiting
         return tuple(settled)

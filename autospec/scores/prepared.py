@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import LogitsProcessorList
 
+from autospec.decoding.decoder import temperature_of
 from autospec.decoding.processors import pure_processors
 from autospec.drafts.base import DraftRequest
 from autospec.randomness import TorchRandomness
@@ -51,7 +52,6 @@ def prepare(
         _: Any, input_ids: Tensor, logits_processor: LogitsProcessorList, generation_config: Any, **__: Any
     ) -> Tensor:
         do_sample = bool(generation_config.do_sample)
-        temperature = 1.0 if generation_config.temperature is None else float(generation_config.temperature)
         request = DraftRequest(
             device=input_ids.device,
             vocab_size=int(model.get_output_embeddings().weight.shape[0]),
@@ -63,7 +63,7 @@ def prepare(
             segment=segment,
         )
         room = int(generation_config.max_length) - input_ids.shape[1]
-        found.append(Prepared(logits_processor, request, room, temperature if do_sample else 0.0))
+        found.append(Prepared(logits_processor, request, room, temperature_of(generation_config) if do_sample else 0.0))
         return input_ids
 
     ids = torch.tensor([list(prompt)], device=model.device)

@@ -157,7 +157,7 @@ def rejection(target_probs: Tensor, draft_probs: Tensor, token: int) -> float:
     Args:
         target_probs, draft_probs: [vocab_size].
 
-    Source: Leviathan et al. 2023, and DESIGN section 6.
+    Source: Leviathan et al. 2023 for the rule; docs/tune.md for what follows of it, given the token.
     """
     p, q = float(target_probs[token]), float(draft_probs[token])
     return min(1.0, q / p) if p > 0.0 else 1.0

@@ -4,7 +4,7 @@ Whether a draft token was accepted is drawn once for each position of an answer 
 meets the same luck (common random numbers). No position is judged twice in one walk, so the law of its blocks is that
 of live decoding.
 
-Source: DESIGN section 6.
+Source: docs/tune.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From what was tried to a policy for each segment, and what it is worth on requests that had no part in the choice."""
+"""From what was tried to a policy for each segment, and what it is worth on requests that had no part in the search."""
 
 from __future__ import annotations
 
