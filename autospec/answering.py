@@ -193,6 +193,7 @@ def _follow_up(answered: TrafficRequest, tokenizer: Any) -> TrafficRequest | Non
         prompt=prompt,
         options={name: value for name, value in answered.options.items() if name != "max_length"},
         conversation=answered.conversation,
+        turn=answered.turn + 1,
         origin=answered.origin,
         is_arrival_known=False,
         follow_up=FollowUp(messages, later.turns[1:]),

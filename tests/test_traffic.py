@@ -118,6 +118,17 @@ class TestFolder:
         assert (reader.num_files, reader.num_superseded, reader.damages) == (3, 0, ())
         assert list(reader) == every  # again
 
+    @pytest.mark.parametrize("is_first_file", [True, False])
+    def test_later_turns_come_after_earlier_ones_whatever_their_file(self, folder: Path, is_first_file: bool) -> None:
+        """Both have the time of the conversation's first turn; a pool that is replayed must not know the later one."""
+        written(folder, [request(1)])
+        written(folder, [request(2, started_at=request(1).started_at, turn=1)])
+        earlier, later = sorted(shard_files(folder), key=lambda path: path.stat().st_mtime_ns)
+        names = ("1-a.jsonl.zst", "2-b.jsonl.zst")
+        for path, name in zip((earlier, later), names if is_first_file else names[::-1], strict=True):
+            path.rename(folder / name)
+        assert [each.request_id for each in TrafficReader(folder)] == [request(1).request_id, request(2).request_id]
+
     def test_a_completed_record_takes_the_place_of_the_first(self, folder: Path) -> None:
         waits, other = request(1, output=()), request(2)
         done = replace(waits, output=(9,), revision=1)

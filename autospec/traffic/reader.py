@@ -32,6 +32,7 @@ class _Place:
     """Where a request is, and what decides whether and when it is given."""
 
     started_at: datetime
+    turn: int  # later turns of a conversation have the time of its first one
     request_id: str
     rank: tuple[bool, int]  # of those with one id, the highest counts: answered, then by revision
     file: int
@@ -92,7 +93,7 @@ class TrafficReader:
                     if earlier is None or place.rank > earlier.rank:
                         best[place.request_id] = place
         self.num_files, self.num_superseded, self.damages = len(files), superseded, tuple(damages)
-        return sorted(best.values(), key=lambda place: (place.started_at, place.file, place.position))
+        return sorted(best.values(), key=lambda place: (place.started_at, place.turn, place.file, place.position))
 
 
 def _runs(places: list[_Place]) -> Iterator[tuple[int, list[int]]]:
@@ -117,7 +118,7 @@ def _place(frame: Frame, file: int) -> _Place | str:
     except ValueError as error:
         return f"not a request ({' '.join(str(error).split()):.80})"
     rank = (not request.is_pending, request.revision)
-    return _Place(request.started_at, request.request_id, rank, file, frame.position)
+    return _Place(request.started_at, request.turn, request.request_id, rank, file, frame.position)
 
 
 def _decode(content: bytes) -> TrafficRequest:

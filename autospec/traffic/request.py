@@ -39,6 +39,7 @@ class TrafficRequest:
     acceptance_lengths: Mapping[int, int] = field(default_factory=dict)  # acceptance length (+1 included) -> blocks
     num_draft_tokens: int = 0
     conversation: str | None = None
+    turn: int = 0  # of those that were asked one after the other from one entry of a log
     origin: str = "wrap"  # what wrote it: `wrap`, `complete`, or `import:` and a format
     is_arrival_known: bool = True  # False: `started_at` only keeps the order
     follow_up: FollowUp | None = None
@@ -103,6 +104,7 @@ class TrafficRequest:
             acceptance_lengths={int(key): int(value) for key, value in content.get("acceptance_lengths", {}).items()},
             num_draft_tokens=int(content.get("num_draft_tokens", 0)),
             conversation=_text_or_none(content.get("conversation")),
+            turn=int(content.get("turn", 0)),
             origin=_text(content.get("origin", "wrap")),
             is_arrival_known=bool(content.get("is_arrival_known", True)),
             follow_up=None if later is None else FollowUp(tuple(map(dict, later["messages"])), tuple(later["turns"])),
