@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from autospec.errors import ConfigurationError, ExactnessError
 from autospec.forks import renew_after_fork
 from autospec.notices import warn
-from autospec.policies.base import Policy
+from autospec.policies.base import Policy, asked
 from autospec.types import NONE, OFF, Action, BlockContext, BlockOutcome, RequestContext
 
 NEVER_ACCEPTED_TOKENS = 100
@@ -35,9 +35,8 @@ class Controller:
         self._judged: Counter[str] = Counter()
         self._accepted: Counter[str] = Counter()
 
-    @property
-    def wants_offers(self) -> bool:
-        return bool(getattr(self._policy, "wants_offers", False))
+    def asks(self, segment: str, sources: Collection[str]) -> Collection[str]:
+        return asked(self._policy, segment, sources)
 
     def is_control(self, request: RequestContext) -> bool:
         if self._control_share is not None:

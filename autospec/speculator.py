@@ -33,12 +33,14 @@ from autospec.observations import calibration_samples, peak_memory_bytes, policy
 from autospec.observers import Observer, Observers
 from autospec.policies.base import CostEstimates, Policy, Unmeasured, check_range
 from autospec.policies.registry import make_policy
+from autospec.policies.tuned import Tuned
 from autospec.randomness import TorchRandomness, plain_draws
 from autospec.recording import Redact, TokenRecorder, needs_store
 from autospec.resuming import Learned
 from autospec.segments import Segmenter, make_segmenter
 from autospec.segments.requests import RequestSegments
 from autospec.telemetry.traces import pack
+from autospec.tuned_files import differences, drafts_of
 from autospec.types import PhaseSeconds, RequestRecord
 
 if TYPE_CHECKING:
@@ -165,6 +167,7 @@ class Speculator:
         self.model = model
         self.tokenizer = tokenizer
         self.sources = make_sources(drafts)
+        self.sources |= make_sources(drafts_of(policy, self.sources))
         self._refusal = _why_never(model) if self.sources else None
         if self._refusal is None:
             for source in self.sources.values():
@@ -175,6 +178,7 @@ class Speculator:
         if self._refusal and policy == "auto":
             policy = "off"
         self.policy = make_policy(policy, self.sources, Unmeasured if self._refusal else self._measure_costs)
+        self._check_provenance()
         self.last_request: RequestRecord | None = None
         self._sampling = sampling
         self._strict = strict
@@ -319,6 +323,19 @@ class Speculator:
         self._upkeep = Upkeep(self.model, self.sources)
         self._costs = self._upkeep.costs
         return self._costs
+
+    def _check_provenance(self) -> None:
+        """Warn where a tuned policy is used elsewhere than it was tuned, and know the costs here."""
+        if self._refusal is not None or not isinstance(self.policy, Tuned):
+            return
+        if found := list(differences(self.policy, self.model, self.sources)):
+            if self._costs is None:
+                self._measure_costs()
+            warn(
+                f"this policy was tuned with {'; '.join(found)}: its speed-ups were predicted for that, costs are "
+                "measured here (autospec tune again for the best policy)",
+                stacklevel=5,
+            )
 
     def _install(self) -> None:
         self._previous = vars(self.model).get("generate")

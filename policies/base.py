@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Protocol
 
 from autospec.errors import ConfigurationError
@@ -29,7 +30,7 @@ class Policy(Protocol):
 
     - `settings`, the arguments it was made with, as plain JSON values, but for costs, which belong to the device.
     - `wants_offers`: True where `choose` reads `BlockContext.offers`. Retrieval sources are then asked before each
-      block.
+      block. `asks(segment, sources)` where it wants those of some of them, or not in every segment.
     - `verify_width(num_tokens, context_tokens)`: to how many tokens a forward over so many of a block is padded, since
       a wider one costs less on this device; asked after drafting, from any thread.
     - `is_control(request)`, called once before a request's first block: True to have it decoded plainly throughout, as
@@ -45,6 +46,15 @@ class Policy(Protocol):
 
     def observe(self, outcome: BlockOutcome) -> None:
         """Learn what the last block did."""
+
+
+def asked(policy: Policy, segment: str, sources: Collection[str]) -> Collection[str]:
+    """Of the retrieval sources, those whose offers a policy reads in a segment."""
+    chosen = getattr(policy, "asks", None)
+    if chosen is not None:
+        found: Collection[str] = chosen(segment, sources)
+        return found
+    return sources if getattr(policy, "wants_offers", False) else ()
 
 
 class Unmeasured:

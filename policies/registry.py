@@ -16,6 +16,7 @@ from autospec.policies.goodput import Goodput
 from autospec.policies.guard import Guard
 from autospec.policies.hedge import Hedge
 from autospec.policies.linucb import LinUCB
+from autospec.policies.scoped import Scoped
 from autospec.policies.thompson import Thompson
 from autospec.policies.transformers_constant import TransformersConstant
 from autospec.policies.transformers_heuristic import TransformersHeuristic
@@ -180,11 +181,21 @@ def _block_length(text: str, length: str) -> int:
 def _check_sources(said: str, policy: Policy, sources: Collection[str]) -> None:
     parts = list(policy.parts()) if isinstance(policy, Tuned) else [("", policy)]
     for field, part in parts:
-        if not isinstance(part, (Fixed, TransformersConstant, TransformersHeuristic)):
-            continue
-        if part.source not in (NONE, *sources):
-            known = ", ".join([NONE, *sorted(sources)])
-            raise ConfigurationError(
-                f"policy {said!r}{field and f', {field},'} needs draft source {part.source!r}, "
-                f"which is not among drafts={known}"
-            )
+        for needed in sorted(sources_of(part)):
+            if needed not in (NONE, *sources):
+                known = ", ".join([NONE, *sorted(sources)])
+                raise ConfigurationError(
+                    f"policy {said!r}{field and f', {field},'} needs draft source {needed!r}, "
+                    f"which is not among drafts={known}"
+                )
+
+
+def sources_of(policy: Policy) -> frozenset[str]:
+    """Names of the draft sources that a policy names; those of one that takes what there is are none."""
+    if isinstance(policy, Tuned):
+        return frozenset().union(*(sources_of(part) for _, part in policy.parts()))
+    if isinstance(policy, Scoped):
+        return policy.sources or frozenset()
+    if isinstance(policy, (Fixed, TransformersConstant, TransformersHeuristic)):
+        return frozenset({policy.source})
+    return frozenset()

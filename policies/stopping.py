@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 _NEGLIGIBLE = 0.01
+
+
+class ConfidenceStop:
+    """Ends every block before the first position at which the draft is not as sure as it has to be.
+
+    Args:
+        least_margin: of its two largest probabilities, the difference; less than this ends the block.
+        most_entropy: nats; more than this ends it. None: any will do.
+    """
+
+    __slots__ = ("_least_margin", "_most_entropy")
+
+    def __init__(self, least_margin: float, most_entropy: float | None) -> None:
+        self._least_margin = least_margin
+        self._most_entropy = math.inf if most_entropy is None else most_entropy
+
+    def wants_more(self) -> bool:
+        return True
+
+    def ends(self, margin: float, entropy: float) -> bool:
+        return margin < self._least_margin or entropy > self._most_entropy
 
 
 class MarginalStop:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from autospec.errors import ConfigurationError
-from autospec.policies.base import Policy
+from autospec.policies.base import Policy, asked
 from autospec.policies.reading import reading_state
+from autospec.policies.scoped import Scoped
 from autospec.types import Action, BlockContext, BlockOutcome, RequestContext
 
 FORMAT = "autospec-policy"
 VERSION = 1
-_FIELDS = {"format", "version", "default", "segments", "made"}
+PRESETS = Path(__file__).parent / "presets"
+_FIELDS = {"format", "version", "default", "segments", "drafts", "made"}
+_FIXED = {"source", "block_length", "least_margin", "most_entropy"}
+_BUILT = {"policy", "settings", "sources", "pooled"}
 
 Build = Callable[[str, Mapping[str, Any]], Policy]
 """From a policy's name and settings to the policy."""
@@ -23,6 +27,8 @@ Build = Callable[[str, Mapping[str, Any]], Policy]
 
 class Tuned:
     """Leaves each segment to its own policy, and every other segment to the default.
+
+    Segments with equal parts in `contents` share one policy, which learns from all of them.
 
     Args:
         default: chooses for segments that have no policy of their own.
@@ -39,9 +45,22 @@ class Tuned:
         self.wants_offers = any(getattr(policy, "wants_offers", False) for _, policy in self.parts())
 
     def parts(self) -> Iterator[tuple[str, Policy]]:
-        """Each policy inside, with the field of the file that says it."""
-        yield "default", self.default
-        yield from ((f"segments.{segment}", policy) for segment, policy in self.segments.items())
+        """Each policy inside once, with the field of the file that says it first."""
+        named = [("default", self.default), *((f"segments.{name}", policy) for name, policy in self.segments.items())]
+        known: set[int] = set()
+        for field, policy in named:
+            if id(policy) not in known:
+                known.add(id(policy))
+                yield field, policy
+
+    @property
+    def drafts(self) -> Mapping[str, Mapping[str, Any]]:
+        """Draft sources that the file knows how to make, by name: `source` and `settings`."""
+        found: Mapping[str, Mapping[str, Any]] = self.settings.get("drafts", {})  # type: ignore[assignment]
+        return found
+
+    def asks(self, segment: str, sources: Collection[str]) -> Collection[str]:
+        return asked(self._of(segment), segment, sources)
 
     def is_control(self, request: RequestContext) -> bool:
         takes = getattr(self._of(request.segment), "is_control", None)
@@ -90,24 +109,46 @@ class Tuned:
                 restore(learned[field])
 
 
+def policy_file(name: str | Path) -> Path:
+    """Where a policy is: a file, or one of those that come with autospec, by its name without `.toml`."""
+    preset = PRESETS / f"{name}.toml"
+    return preset if preset.parent == PRESETS and preset.is_file() and not Path(name).exists() else Path(name)
+
+
+def presets() -> list[str]:
+    """Names of the policies that come with autospec."""
+    return sorted(path.stem for path in PRESETS.glob("*.toml"))
+
+
 def read_tuned(file: str | Path, build: Build) -> Tuned:
     """The policy in a file: TOML where its name ends in `.toml`, JSON elsewhere.
 
-    The file holds `format`, `version`, `default` and, where there is need, `segments` (by segment) and `made` (how it
-    came about). A policy is either `{"source": ..., "block_length": ...}` or `{"policy": name, "settings": {...}}`.
+    The file holds `format`, `version`, `default` and, where there is need, `segments` (by segment), `drafts` (sources
+    by name, with their settings) and `made` (how it came about). A policy is either `{"source": ..., "block_length":
+    ...}`, with `least_margin` and `most_entropy` where blocks end earlier, or `{"policy": name, "settings": {...}}`,
+    with `sources` where it may use some of them alone, and `pooled` where all its segments are one to it.
 
     Raises:
         ConfigurationError: the file cannot be read or is no such file; it names the file and the field.
     """
-    is_toml = Path(file).suffix.lower() == ".toml"
+    return make_tuned(read_contents(file), build, origin=f"policy file {file}")
+
+
+def read_contents(file: str | Path) -> Any:
+    """What a policy file says, not looked at any further.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or is neither TOML nor JSON as its name says.
+    """
+    file = policy_file(file)
+    is_toml = file.suffix.lower() == ".toml"
     try:
-        text = Path(file).read_text(encoding="utf-8")
-        contents = tomllib.loads(text) if is_toml else json.loads(text)
+        text = file.read_text(encoding="utf-8")
+        return tomllib.loads(text) if is_toml else json.loads(text)
     except OSError as error:
         raise ConfigurationError(f"policy file {file}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"policy file {file}: no {'TOML' if is_toml else 'JSON'}: {error}") from error
-    return make_tuned(contents, build, origin=f"policy file {file}")
 
 
 def make_tuned(contents: Any, build: Build, *, origin: str = "tuned policy") -> Tuned:
@@ -125,34 +166,61 @@ def make_tuned(contents: Any, build: Build, *, origin: str = "tuned policy") -> 
     version = contents.get("version")
     if type(version) is not int or version != VERSION:
         raise ConfigurationError(f"{origin}: version: this autospec reads version {VERSION}, not {version!r}")
-    for field in ("segments", "made"):
+    for field in ("segments", "drafts", "made"):
         if not isinstance(contents.get(field, {}), Mapping):
             raise ConfigurationError(f"{origin}: {field}: an object is needed, not {contents[field]!r:.60}")
     if "default" not in contents:
         raise ConfigurationError(f"{origin}: default: it is missing")
-    default = _make_part(contents["default"], build, f"{origin}: default")
+    _check_drafts(contents.get("drafts", {}), origin)
+    made: dict[str, Policy] = {}
+
+    def policy_of(part: Any, where: str) -> Policy:
+        key = json.dumps(part, sort_keys=True, default=str)
+        if key not in made:
+            made[key] = make_part(part, build, where)
+        return made[key]
+
+    default = policy_of(contents["default"], f"{origin}: default")
     segments = {
-        segment: _make_part(part, build, f"{origin}: segments.{segment}")
+        segment: policy_of(part, f"{origin}: segments.{segment}")
         for segment, part in contents.get("segments", {}).items()
     }
     return Tuned(default, segments, contents)
 
 
-def _make_part(part: Any, build: Build, where: str) -> Policy:
-    if not isinstance(part, Mapping) or not (set(part) == {"source", "block_length"} or "policy" in part):
+def _check_drafts(drafts: Mapping[str, Any], origin: str) -> None:
+    for name, draft in drafts.items():
+        is_one = isinstance(draft, Mapping) and {"source"} <= set(draft) <= {"source", "settings"}
+        if not is_one or not isinstance(draft["source"], str) or not isinstance(draft.get("settings", {}), Mapping):
+            raise ConfigurationError(
+                f'{origin}: drafts.{name}: {{"source": ..., "settings": {{...}}}} is needed, not {draft!r:.80}'
+            )
+
+
+def make_part(part: Any, build: Build, where: str) -> Policy:
+    """One segment's policy. Args: where: what messages begin with.
+
+    Raises:
+        ConfigurationError: it is no such part.
+    """
+    is_fixed = isinstance(part, Mapping) and {"source", "block_length"} <= set(part) <= _FIXED
+    if not isinstance(part, Mapping) or not (is_fixed or "policy" in part):
         raise ConfigurationError(
             f'{where}: {{"source": ..., "block_length": ...}} or {{"policy": ..., "settings": {{...}}}} is needed, '
             f"not {part!r:.80}"
         )
-    if "policy" not in part:
+    if is_fixed:
         name, settings = "fixed", dict(part)
     else:
         name, settings = part["policy"], part.get("settings", {})
-        if unknown := sorted(set(part) - {"policy", "settings"}):
-            raise ConfigurationError(f"{where}: unknown field {unknown[0]!r}: known are policy, settings")
+        if unknown := sorted(set(part) - _BUILT):
+            raise ConfigurationError(f"{where}: unknown field {unknown[0]!r}: known are {', '.join(sorted(_BUILT))}")
         if name == Tuned.name:
             raise ConfigurationError(f"{where}: policy: a tuned policy cannot be inside another one")
     try:
-        return build(name, settings)
+        policy = build(name, settings)
+        if part.keys() & {"sources", "pooled"}:
+            policy = Scoped(policy, part.get("sources"), pooled=part.get("pooled", False))
+        return policy
     except ConfigurationError as error:
         raise ConfigurationError(f"{where}: {error}") from error

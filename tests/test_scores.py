@@ -21,12 +21,13 @@ from autospec.drafts import Assistant, EarlyExit, NGram, Suffix
 from autospec.errors import ConfigurationError
 from autospec.policies import Fixed, Goodput, Policy
 from autospec.policies.prices import Prices
-from autospec.scores import ScoredRequest
+from autospec.scores import ScoredRequest, acceptance
 from autospec.scores import scorer as scorer_module
+from autospec.scores.acceptance import coupled, rejection
 from autospec.scores.fixed import walk_fixed
 from autospec.scores.folder import ScoreFolder
 from autospec.scores.luck import Luck, runs
-from autospec.scores.scorer import Scorer, coupled, rejection
+from autospec.scores.scorer import Scorer
 from autospec.scores.walk import by_segment, totals, walk
 from autospec.traffic.request import TrafficRequest
 from autospec.types import OFF, Action, BlockOutcome
@@ -256,10 +257,11 @@ def test_the_law_of_blocks_is_that_of_live_decoding(name: str, sampling: str) ->
 def test_a_wrong_acceptance_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """min(1, p / q) in place of min(1, q / p)."""
 
-    def inverted(target_probs: Any, draft_probs: Any, token: int) -> float:
-        return min(1.0, float(target_probs[token]) / float(draft_probs[token]))
+    def inverted(target_probs: torch.Tensor, draft_probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        p, q = (probs.gather(1, tokens[:, None])[:, 0].double() for probs in (target_probs, draft_probs))
+        return (p / q).clamp(max=1.0)
 
-    monkeypatch.setattr(scorer_module, "rejection", inverted)
+    monkeypatch.setattr(acceptance, "rejection", inverted)
     live, replayed = both("assistant", "maximal", count=800, lucks=6)
     assert distance(live, replayed) > 0.1
 
@@ -269,16 +271,19 @@ def test_coupled_draws_agree_as_often_as_is_said() -> None:
     p, q = rng.dirichlet([0.7] * 6), rng.dirichlet([0.7] * 6)
     noise = rng.exponential(size=(200_000, 6))
     said, drafted = (p / noise).argmax(axis=1), (q / noise).argmax(axis=1)
+    expected = coupled(torch.tensor(p).expand(6, -1), torch.tensor(q).expand(6, -1), torch.arange(6)).tolist()
     for token in range(6):
         here = said == token
         if here.sum() > 5_000:
             agreed = (drafted[here] == token).mean()
-            assert coupled(torch.tensor(p), torch.tensor(q), token) == pytest.approx(agreed, abs=0.02)
-    alike = torch.tensor(p)
-    assert coupled(alike, alike, 0) == pytest.approx(1.0)
-    assert rejection(torch.tensor([0.5, 0.5]), torch.tensor([0.25, 0.75]), 0) == pytest.approx(0.5)
-    assert rejection(torch.tensor([0.5, 0.5]), torch.tensor([0.25, 0.75]), 1) == 1.0
-    assert coupled(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0]), 1) == 0.0
+            assert expected[token] == pytest.approx(agreed, abs=0.02)
+    first, second = torch.tensor([0]), torch.tensor([1])
+    even, alike = torch.tensor([[0.5, 0.5]]), torch.tensor(p)[None]
+    assert coupled(alike, alike, first).tolist() == pytest.approx([1.0])
+    assert rejection(even, torch.tensor([[0.25, 0.75]]), first).tolist() == pytest.approx([0.5])
+    assert rejection(even, torch.tensor([[0.25, 0.75]]), second).tolist() == [1.0]
+    assert rejection(torch.tensor([[1.0, 0.0]]), even, second).tolist() == [1.0]
+    assert coupled(even, torch.tensor([[1.0, 0.0]]), second).tolist() == [0.0]
 
 
 def test_runs_are_counted_from_each_position() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -13,7 +14,14 @@ import pytest
 
 from autospec.errors import AutospecError, ConfigurationError
 from autospec.traffic import FollowUp, TrafficReader, TrafficRequest
-from autospec.traffic.importers import IMPORTERS, BrokenEntryError, ImportedRequest, Importer, detect
+from autospec.traffic.importers import (
+    IMPORTERS,
+    BrokenEntryError,
+    ImportedRequest,
+    Importer,
+    detect,
+    importer_named,
+)
 from autospec.traffic.importing import import_file
 from autospec.types import PhaseSeconds
 from tests import tiny
@@ -235,6 +243,131 @@ class TestOtherFormats:
         }
         (found,) = imported(folder, entry)
         assert (found.prompt, found.output) == ((5, 6, 7), (*answer, 0))
+
+    def test_vllm_chat_with_token_ids_and_nothing_beside_it(self, folder: Path) -> None:
+        """`return_token_ids`, as a batch file has it: the response alone tells what was asked."""
+        answer = [*tokenizer()("Because.")["input_ids"], 0]
+        body = {
+            "id": "chatcmpl-8f2",
+            "object": "chat.completion",
+            "created": 1769860800,
+            "model": "m",
+            "choices": [{**CHOICE, "logprobs": None, "stop_reason": None, "token_ids": answer}],
+            "usage": {"prompt_tokens": 3, "completion_tokens": len(answer), "total_tokens": 3 + len(answer)},
+            "prompt_token_ids": [5, 6, 7],
+            "metrics": None,
+        }
+        line = {"id": "vllm-1", "custom_id": "7", "response": {"status_code": 200, "body": body}, "error": None}
+        (found,) = imported(folder, line)
+        assert (found.prompt, found.output, found.origin) == ((5, 6, 7), tuple(answer), "import:vllm")
+        assert found.started_at == datetime(2026, 1, 31, 12, tzinfo=UTC)
+        assert found.seconds is None
+        assert found.acceptance_lengths == {}
+
+    def test_vllm_completions_have_the_prompt_in_each_choice(self, folder: Path) -> None:
+        because, why = (tokenizer()(each)["input_ids"] for each in ("Because.", "Why?"))
+        choice = {"index": 0, "text": "Because.", "finish_reason": "length", "stop_reason": None, "token_ids": because}
+        first, second = imported(
+            folder,
+            {
+                "request": {"prompt": ["x", "y"], "temperature": 0.5, "return_token_ids": True},
+                "response": {
+                    "object": "text_completion",
+                    "choices": [{**choice, "prompt_token_ids": [5, 6]}, {**choice, "prompt_token_ids": [7]}],
+                },
+            },
+        )
+        assert (first.prompt, second.prompt) == ((5, 6), (7,))
+        assert first.output == second.output == tuple(because)
+        assert first.options == {"do_sample": True, "temperature": 0.5}
+        without = {**choice, "token_ids": None, "finish_reason": "stop"}
+        for prompt in (why, [why], "Why?", ["Why?"]):
+            (found,) = imported(folder.parent / "t", {"prompt": prompt, "choices": [without]})
+            assert (text(found.prompt), text(found.output)) == ("Why?", "Because.<|end|>")
+            shutil.rmtree(folder.parent / "t")
+        with pytest.raises(ConfigurationError, match="whose answer is which is not said"):
+            imported(folder, {"prompt": ["Why?", "And?"], "choices": [without, without]})
+
+    @pytest.mark.parametrize(
+        ("stop_reason", "spelled"), [(None, "Because.<|end|>"), ("\n", "Because."), (7, "Because.")]
+    )
+    def test_vllm_eos_is_told_from_other_stops(self, folder: Path, stop_reason: object, spelled: str) -> None:
+        entry = {"messages": QUESTION, "choices": [{**CHOICE, "stop_reason": stop_reason, "token_ids": None}]}
+        (found,) = imported(folder, entry)
+        assert text(found.output) == spelled
+
+    @pytest.mark.parametrize("change", [{"stop_reason": "!"}, {"message": {**CHOICE["message"], "reasoning": "Hm. "}}])
+    def test_vllm_ids_say_more_than_the_text(self, folder: Path, change: dict[str, Any]) -> None:
+        """The stop string is cut off the text, reasoning stands apart from it; the ids hold both."""
+        ids = tokenizer()("Hm. Because.!")["input_ids"]
+        (found,) = imported(folder, {"messages": QUESTION, "choices": [{**CHOICE, "token_ids": ids, **change}]})
+        assert found.output == tuple(ids)
+
+    def test_vllm_reasoning_without_ids_is_no_answer(self, folder: Path) -> None:
+        message = {**CHOICE["message"], "reasoning": "Hm."}
+        entry = {"messages": QUESTION, "choices": [{**CHOICE, "message": message, "stop_reason": None}]}
+        with pytest.raises(ConfigurationError, match="reasoning apart from its text, token_ids are needed"):
+            imported(folder, entry)
+
+    def test_vllm_times_alone(self, folder: Path) -> None:
+        entry = {"messages": QUESTION, "choices": [CHOICE]}
+        times = {**TIMES, "mean_itl_ms": 9.1, "tokens_per_second": 103.2}
+        timed, untimed = imported(folder, {**entry, "metrics": times}, {**entry, "metrics": dict.fromkeys(times)})
+        assert timed.origin == untimed.origin == "import:vllm"
+        assert (timed.seconds, untimed.seconds) == (PhaseSeconds(prefill=0.085, other=1.24), None)
+
+    def test_vllm_request_outputs(self, folder: Path) -> None:
+        """The attributes of what `LLM.generate` returns, dumped as JSON."""
+        ids = [*tokenizer()("Because.")["input_ids"], 0]
+        output = {"index": 0, "text": "Because.", "token_ids": ids, "finish_reason": "stop", "stop_reason": None}
+        counts = {"spec_decode_metrics": {**COUNTS, "num_spec_steps": 43, "num_spec_tokens": 3}}
+        metrics = {
+            "num_generation_tokens": len(ids),
+            "arrival_time": 1769860800.0,
+            "queued_ts": 99.0,
+            "scheduled_ts": 100.0,
+            "first_token_ts": 100.25,
+            "last_token_ts": 101.75,
+        }
+        entry = {"request_id": "0", "prompt": "Why?", "prompt_token_ids": [5, 6], "finished": True, "metrics": metrics}
+        found, *both = imported(
+            folder, {**entry, "outputs": [{**output, **counts}]}, {**entry, "outputs": [output, {**output, "index": 1}]}
+        )
+        assert (found.prompt, found.output) == ((5, 6), tuple(ids))
+        assert found.started_at == datetime(2026, 1, 31, 12, tzinfo=UTC)
+        assert found.seconds == PhaseSeconds(prefill=0.25, other=1.5)
+        assert found.acceptance_lengths == {1: 39, 2: 1, 4: 3}
+        assert found.num_draft_tokens == 129
+        assert [(each.prompt, each.output, each.seconds) for each in both] == [((5, 6), tuple(ids), None)] * 2
+        (found,) = imported(folder.parent / "t", {"prompt": "Why?", "outputs": [output]})
+        assert text(found.prompt) == "Why?"
+        with pytest.raises(ConfigurationError, match="outputs without a prompt"):
+            imported(folder, {"outputs": [output]})
+
+    def test_vllm_shapes_raise_nothing_else_whatever_a_field_holds(self) -> None:
+        choice = {"text": "a", "token_ids": [5], "prompt_token_ids": [6], "stop_reason": None, "finish_reason": "stop"}
+        offline = {"prompt": "Why?", "prompt_token_ids": [5], "metrics": {"arrival_time": 1.0, "scheduled_ts": 1.0}}
+        for shape in ({"prompt": [5, 6], "choices": [choice]}, {**offline, "outputs": [choice]}):
+            for entry in mutants(shape):
+                importer = importer_named("vllm")
+                importer.matches(entry)
+                with suppress(BrokenEntryError):
+                    importer.read(entry)
+
+    def test_vllm_benchmarks_hold_no_prompt(self, folder: Path) -> None:
+        result = {
+            "date": "20260131-120000",
+            "backend": "vllm",
+            "num_prompts": 2,
+            "input_lens": [3, 4],
+            "output_lens": [2, 2],
+            "ttfts": [0.1, 0.1],
+            "itls": [[0.02], [0.02]],
+            "generated_texts": ["a", "b"],
+            "errors": ["", ""],
+        }
+        with pytest.raises(ConfigurationError, match="has answers and times, but no prompts to replay"):
+            imported(folder, result)
 
     @pytest.mark.parametrize(
         ("change", "message"),

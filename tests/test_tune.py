@@ -14,10 +14,13 @@ import numpy as np
 import optuna
 import pytest
 
+from autospec.costs.model import CostModel
+from autospec.costs.table import CostTable, Curve
 from autospec.errors import AutospecError, ConfigurationError
 from autospec.policies.registry import build_policy
 from autospec.policies.tuned import make_tuned, read_tuned
 from autospec.scores import DraftScores, OfferScores, ScoredRequest
+from autospec.scores.folder import ScoreFolder
 from autospec.scores.luck import Luck
 from autospec.tune.candidates import OFF
 from autospec.tune.choice import can_be_named, choose
@@ -25,8 +28,9 @@ from autospec.tune.evaluation import Setting, seconds_by_segment, walks
 from autospec.tune.intervals import speed_up
 from autospec.tune.policy_file import write_policy
 from autospec.tune.report import lines
-from autospec.tune.search import Search, derived_seed
+from autospec.tune.search import Search, Tried, derived_seed
 from autospec.tune.split import split
+from autospec.tune.workers import Job, helping, shared_storage
 
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)
 TOKENS = 40
@@ -162,15 +166,16 @@ class TestSearch:
         list(second.run(trials=14))
         trials = second.study.get_trials()
         assert len(trials) == 14
-        parts = [str(trial.user_attrs["part"]) for trial in trials[8:]]
-        assert len(set(parts)) == len(parts)
+        parts = [str(trial.user_attrs["part"]) for trial in trials]
+        assert len(set(parts[8:])) >= 3
+        assert parts[8:] != parts[:6]
 
     def test_candidates_tried_before_are_not_walked_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         one = search()
         list(one.run(trials=6))
         walked: list[object] = []
         monkeypatch.setattr(Search, "_walk", lambda self, trial, part: walked.append(part) or {"s": (1.0, 1.0)})
-        one.study.enqueue_trial({"policy": "hedge"})
+        one.study.enqueue_trial({"policy": "hedge", "ngram": "ngram", "assistant": "assistant", "pooled": False})
         list(one.run(trials=7))
         assert not walked
 
@@ -238,7 +243,7 @@ class TestSearch:
         assert len(calls) == 3
 
     def test_a_storage_that_cannot_be_used_is_named(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setattr("autospec.tune.search._PAUSES", ())
+        monkeypatch.setattr("autospec.tune.study._PAUSES", ())
         with pytest.raises(AutospecError, match="storage cannot be used"):
             search(storage=f"sqlite:///{tmp_path}/nowhere/study.db")
 
@@ -250,14 +255,159 @@ class TestSearch:
             "block_lengths": Costs.block_lengths,
             "storage": url,
         }
-        for requests, changed in ((TRAFFIC[:50], {}), (TRAFFIC, {"sources": ("ngram",)})):
-            with pytest.raises(ConfigurationError, match="other requests, draft sources or block lengths"):
-                Search(requests, SETTING, **{**settings, **changed})
+        other_luck = replace(SETTING, luck=Luck(1))
+        for requests, setting, changed in (
+            (TRAFFIC[:50], SETTING, {}),
+            (TRAFFIC, SETTING, {"sources": ("ngram",)}),
+            (TRAFFIC, other_luck, {}),
+        ):
+            with pytest.raises(
+                ConfigurationError, match="other requests, draft sources, block lengths or another seed"
+            ):
+                Search(requests, setting, **{**settings, **changed})
         Search(TRAFFIC[:50], SETTING, **{**settings, "name": "another"})
         Search(TRAFFIC, SETTING, **settings)
 
 
+def table() -> CostTable:
+    """`Costs`, as a table that can be written down."""
+    lengths, tokens = Costs.block_lengths, (1, 2, 3, 5, 9)
+    costs = Costs()
+    verify = Curve((64,), tokens, (tuple(costs.verify_seconds(each, 64) for each in tokens),))
+    drafts = {
+        name: Curve((64,), lengths, (tuple(costs.draft_seconds(name, each, 64) for each in lengths),))
+        for name in ("ngram", "assistant")
+    }
+    return CostTable(block_lengths=lengths, verify=verify, drafts=drafts)
+
+
+class TestTogether:
+    def test_all_go_by_the_costs_of_the_first(self, tmp_path: Path) -> None:
+        url = f"sqlite:///{tmp_path / 'study.db'}"
+        dear = replace(table(), verify=Curve((64,), (1, 9), ((0.04, 0.4),)))
+        first = Search(
+            TRAFFIC,
+            Setting(CostModel(table()), Luck(0), host_seconds=0.001),
+            sources=("ngram", "assistant"),
+            block_lengths=Costs.block_lengths,
+            storage=url,
+            device="here",
+        )
+        second = Search(
+            TRAFFIC,
+            Setting(CostModel(dear), Luck(0)),
+            sources=("ngram", "assistant"),
+            block_lengths=Costs.block_lengths,
+            storage=url,
+            device="elsewhere",
+        )
+        assert (first.device, second.device) == ("here", "here")
+        assert second.setting.costs.table == table()  # type: ignore[attr-defined]
+        assert second.setting.host_seconds == 0.001
+        assert len(second.study.get_trials()) == len(first.study.get_trials())  # queued once
+
+    def test_a_study_nobody_says_the_content_of(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("autospec.tune.study._PAUSES", (0.0,))
+        url = f"sqlite:///{tmp_path / 'study.db'}"
+        optuna.create_study(storage=url, study_name="autospec")
+        with pytest.raises(ConfigurationError, match="nobody said of what"):
+            search(storage=url)
+
+    def test_processes_share_a_file_that_is_gone_afterwards(self, tmp_path: Path) -> None:
+        folder = ScoreFolder(tmp_path / "scores", {"target": "t"})
+        for request in TRAFFIC:
+            folder.add(request)
+        with shared_storage(None, 3) as storage:
+            assert storage is not None
+            job = Job(
+                scores=folder.path,
+                request_ids=[each.request_id for each in TRAFFIC[:90]],
+                offer=Setting(CostModel(table()), Luck(0)).offer("here"),
+                luck=0,
+                memory={},
+                memory_limit=None,
+                sources=("ngram", "assistant"),
+                block_lengths=Costs.block_lengths,
+                storage=storage,
+                name="autospec",
+                seed=0,
+                trials=12,
+                seconds=None,
+            )
+            one = job.search(TRAFFIC[:90])
+            with helping(job, 2):
+                pass  # the others do it all
+            trials = one.study.get_trials()
+            assert 12 <= len([trial for trial in trials if trial.state.is_finished()]) <= 13
+            assert not [trial for trial in trials if trial.state == optuna.trial.TrialState.FAIL]
+            queued = [trial.params for trial in trials if trial.params.get("block_length") == 4]
+            assert len({str(params) for params in queued}) == len(queued)  # nobody tried another one's
+            path = Path(storage.removeprefix("journal:"))
+            assert path.exists()
+        assert not path.exists()
+
+    def test_a_process_that_fails_is_said(self, tmp_path: Path) -> None:
+        with shared_storage(None, 2) as storage:
+            job = Job(
+                scores=tmp_path / "nowhere",
+                request_ids=["a"],
+                offer=Setting(CostModel(table()), Luck(0)).offer("here"),
+                luck=0,
+                memory={},
+                memory_limit=None,
+                sources=("ngram",),
+                block_lengths=(4,),
+                storage=storage,
+                name="autospec",
+                seed=0,
+                trials=1,
+                seconds=None,
+            )
+            with pytest.raises(AutospecError, match="1 of 1 processes of the search failed"), helping(job, 1):
+                pass
+
+
+class TestMemory:
+    def test_a_source_that_does_not_fit_is_not_chosen(self) -> None:
+        train, held_out = split(TRAFFIC)
+        small = replace(SETTING, memory={"ngram": 10, "assistant": 1000}, memory_limit=500)
+        one = Search(train, small, sources=("ngram", "assistant"), block_lengths=(4,))
+        list(one.run(trials=12))
+        assert any("assistant" in str(each.part) for each in one.tried())
+        violated = [trial for trial in one.study.get_trials() if "assistant" in str(trial.user_attrs["part"])]
+        assert all(trial.constraints["memory"] > 0 for trial in violated if trial.state.name == "COMPLETE")
+        choice = choose(one.tried(), train, held_out, small)
+        assert choice.sources == {"ngram"}
+
+    def test_sources_of_all_segments_together_fit(self) -> None:
+        train, held_out = split(TRAFFIC)
+        parts = [{"source": name, "block_length": 4} for name in ("ngram", "assistant")]
+        tried = sorted(
+            (Tried(part, seconds_by_segment(list(walks(part, train, SETTING)))) for part in parts),
+            key=lambda each: each.share,
+        )
+        assert choose(tried, train, held_out, SETTING).sources == {"ngram", "assistant"}
+        either = replace(SETTING, memory={"ngram": 300, "assistant": 400}, memory_limit=500)
+        assert choose(tried, train, held_out, either).sources == {"ngram"}
+        with pytest.raises(ConfigurationError, match="more memory"):
+            choose(tried, train, held_out, replace(either, memory_limit=200))
+
+
 class TestChoice:
+    def test_segments_are_merged_unless_one_is_surely_faster_by_itself(self) -> None:
+        kinds = [("copy", 0.05, 0.95), ("s0", 0.8, 0.1), ("s1", 0.8, 0.1), ("s2", 0.8, 0.1)]
+        train, held_out = split([scored(number, *kinds[number % 4]) for number in range(120)])
+        draft, copy = ({"source": name, "block_length": 4} for name in ("assistant", "ngram"))
+        luckier = {**draft, "block_length": 2}  # by its sums in one segment, and by nothing else
+        tried = [Tried(part, seconds_by_segment(list(walks(part, train, SETTING)))) for part in (draft, copy, luckier)]
+        seconds = tried[0].seconds["s1"]
+        tried[2] = Tried(luckier, {**tried[2].seconds, "s1": (seconds[0] * 0.999, seconds[1])})
+        choice = choose(tried, train, held_out, SETTING)
+        found = {each.segment: each.part for each in choice.segments}
+        assert found["copy"] == copy
+        assert found["s0"] == found["s1"] == found["s2"] == tried[0].part
+        assert choice.contents({})["drafts"] == {"ngram": {"source": "ngram"}}
+
     def test_nothing_tried_is_said(self) -> None:
         with pytest.raises(ConfigurationError, match="more trials"):
             choose([], *split(TRAFFIC), SETTING)
@@ -326,3 +476,10 @@ def test_totals_by_segment_add_up() -> None:
     sums = seconds_by_segment(walked)
     assert sum(on for on, _ in sums.values()) == pytest.approx(sum(each.seconds for each in walked))
     assert sums["copy"][0] < sums["copy"][1]
+
+
+def test_luck_of_an_id_follows_its_scores() -> None:
+    """Scored again, by another draft say, a request keeps its draws and not its outcomes."""
+    luck = Luck(0)
+    assert not luck.runs(scored(1, "s", 0.0, 0.0), "assistant").any()
+    assert luck.runs(scored(1, "s", 1.0, 0.0), "assistant")[0] == TOKENS

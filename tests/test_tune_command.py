@@ -56,7 +56,7 @@ def test_a_policy_is_found_and_used(traffic: Path, model: str, tmp_path: Path) -
     assert "held out" in stdout
     contents = tomllib.loads(out.read_text())
     assert contents["made"]["traffic"]["requests"] == 24
-    assert contents["made"]["drafts"] == ["ngram", "suffix"]
+    assert {"ngram", "suffix", "ngram_pairs"} <= set(contents["made"]["drafts"])
     target, tokenizer = autospec.models.load(model, dtype="float32")
     prompt = torch.tensor([[3, 1, 4, 1, 5, 3, 1, 4]])
     plain = target.generate(prompt, max_new_tokens=20, do_sample=False)
@@ -141,3 +141,39 @@ def test_another_target_is_refused(traffic: Path, model: str, tmp_path: Path) ->
     assert "holds answers of tiny-target, not of another" in err
     code, _, err = tuned(traffic, str(other), tmp_path / "p.toml", "--rescore")
     assert code == 0, err
+
+
+def test_several_processes_a_page_and_a_live_comparison(traffic: Path, model: str, tmp_path: Path) -> None:
+    out, page = tmp_path / "policy.toml", tmp_path / "report.html"
+    options = ("--jobs", 2, "--report", page, "--confirm", 4, "--json", "--no-vary")
+    code, stdout, err = tuned(traffic, model, out, *options)
+    assert code == 0, err
+    content = json.loads(stdout)
+    assert content["tried"] >= 1
+    every = content["confirmed"][-1]
+    assert (every["requests"], every["different"], every["errors"]) == (4, 0, [])
+    assert every["off_seconds"] > 0.0
+    made = tomllib.loads(out.read_text())["made"]
+    assert set(made["drafts"]) == {"ngram", "suffix"}
+    assert made["best_fixed"]["source"] in {"ngram", "suffix", "none"}
+    assert {"target", "device", "versions", "traffic", "speed_up", "by", "at"} <= set(made)
+    shown = page.read_text(encoding="utf-8")
+    assert shown.startswith("<!DOCTYPE html>")
+    assert made["traffic"]["digest"] in shown
+    code, stdout, err = tuned(traffic, model, out, "--confirm", 2, "--no-vary")
+    assert code == 0, err
+    assert "2 of 2 answers were the plain one token by token" in stdout
+    assert "control requests" in stdout or "plain decoding of" in stdout
+
+
+def test_memory_that_is_too_small_for_any_source(traffic: Path, model: str, tmp_path: Path) -> None:
+    code, stdout, err = tuned(traffic, model, tmp_path / "policy.toml", "--memory", 1e-5)
+    assert (code, stdout) == (2, "")
+    assert "more memory" in err.splitlines()[-1]
+    assert not (tmp_path / "policy.toml").exists()
+
+
+def test_a_report_that_cannot_be_written_is_known_at_once(traffic: Path, model: str, tmp_path: Path) -> None:
+    code, _, err = tuned(traffic, model, tmp_path / "policy.toml", "--report", tmp_path / "nowhere" / "page.html")
+    assert code == 2
+    assert "no folder that can be written to" in err

@@ -20,6 +20,7 @@ _COMMANDS = {
     "demo": "autospec.cli.demo",
     "drafts": "autospec.cli.drafts",
     "explain": "autospec.cli.explain",
+    "export": "autospec.cli.export",
     "metrics": "autospec.cli.metrics",
     "models": "autospec.cli.models",
     "record": "autospec.cli.record",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections import Counter
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +17,11 @@ import click
 from autospec.cli.loading import HalfOrFull, assistant_for, dtype_option, load_assistant
 
 if TYPE_CHECKING:
+    from autospec.policies.base import Policy
     from autospec.scores import ScoredRequest
     from autospec.tune.choice import Choice
+    from autospec.tune.confirm import Confirmed
+    from autospec.tune.evaluation import Setting
     from autospec.tune.search import Tried
 
 
@@ -108,6 +113,43 @@ if TYPE_CHECKING:
     show_envvar=True,
     help="To choose by, for a policy of a segment's own.",
 )
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1, max=256),
+    default=1,
+    show_default=True,
+    show_envvar=True,
+    help="Processes of this machine that search.",
+)
+@click.option(
+    "--vary/--no-vary",
+    default=True,
+    show_default=True,
+    show_envvar=True,
+    help="Try ngram and suffix with other settings, too.",
+)
+@click.option(
+    "--memory",
+    type=click.FloatRange(min=0, min_open=True),
+    default=None,
+    show_envvar=True,
+    help="MiB that the draft sources of all segments may take together.",
+)
+@click.option(
+    "--report",
+    "page_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    show_envvar=True,
+    help="Write a page with curves to this file.",
+)
+@click.option(
+    "--confirm",
+    type=click.IntRange(min=1),
+    default=None,
+    show_envvar=True,
+    help="Decode so many held-out prompts, plainly and by the policy, and show predicted beside measured.",
+)
 @click.option("--imported", is_flag=True, show_envvar=True, help="Take imported answers for the target's own.")
 @click.option("--rescore", is_flag=True, show_envvar=True, help="Also where another target is named in the traffic.")
 @click.option("--json", is_flag=True, show_envvar=True, help="Print one JSON object.")
@@ -128,6 +170,11 @@ def command(
     split_by: str,
     held_out: float,
     least_requests: int,
+    jobs: int,
+    vary: bool,
+    memory: float | None,
+    page_file: Path | None,
+    confirm: int | None,
     imported: bool,
     rescore: bool,
     json: bool,
@@ -140,8 +187,9 @@ def command(
     """
     if out.suffix.lower() != ".toml":
         raise click.BadParameter(f"{out.name!r}: a name that ends in .toml is needed", param_hint="--out")
-    if not os.access(out.parent, os.W_OK | os.X_OK):
-        raise click.BadParameter(f"{out.parent}: no folder that can be written to", param_hint="--out")
+    for file, hint in ((out, "--out"), (page_file, "--report")):
+        if file is not None and not os.access(file.parent, os.W_OK | os.X_OK):
+            raise click.BadParameter(f"{file.parent}: no folder that can be written to", param_hint=hint)
 
     from autospec import models
     from autospec.costs import CostModel
@@ -150,17 +198,23 @@ def command(
     from autospec.deployment import device_name, model_name
     from autospec.drafts import make_sources
     from autospec.errors import ConfigurationError
+    from autospec.memory import held_bytes
+    from autospec.policies.registry import make_policy
     from autospec.scores.folder import ScoreFolder
     from autospec.scores.luck import Luck
     from autospec.scores.scorer import Scorer
     from autospec.traffic import TrafficReader
-    from autospec.tune.choice import can_be_named, choose
+    from autospec.tune.choice import choose
+    from autospec.tune.curves import best_fixed, curves
     from autospec.tune.evaluation import Setting
-    from autospec.tune.policy_file import write_policy
+    from autospec.tune.page import page
+    from autospec.tune.policy_file import made_by, write_page, write_policy
     from autospec.tune.report import lines
-    from autospec.tune.scoring import made_with
-    from autospec.tune.search import Search
+    from autospec.tune.scoring import check_costs, made_with
     from autospec.tune.split import split
+    from autospec.tune.variants import make_variants
+    from autospec.tune.workers import Job, helping, shared_storage
+    from autospec.tuned_files import drafts_of
 
     chosen: list[Any] = [name.strip() for name in drafts.split(",") if name.strip()]
     make_sources(chosen)  # an unknown name is better known before a model is loaded
@@ -176,68 +230,120 @@ def command(
     if (assistant := assistant_for(target, assistant)) is not None:
         chosen.append(load_assistant(assistant, dtype))
     sources = make_sources(chosen)
+    if vary:
+        sources |= make_variants(sources)
     for source in sources.values():
         source.attach(model, tokenizer)
     scorer = Scorer(model, sources, sampling=sampling)
     described = made_with(model, sources, sampling, reader.manifest)
     folder = ScoreFolder(scores or traffic / "scores" / digest(described), described)
-    taken, left_out, per_block, seconds = _score(reader, scorer, folder, imported)
-    requests = [each for each in folder.read() if each.request_id in taken]  # it may know others from earlier
-    for why, count in left_out.most_common():
-        click.echo(f"{count} requests left out: {why}", err=True)
+    scoring = _score(reader, scorer, folder, imported)
+    requests = [each for each in folder.read() if each.request_id in scoring.taken]  # it may know others from earlier
     train, rest = split(requests, by=split_by, held_out=held_out)
     table = measure(model, sources).table
-    costs = CostModel(table)
-    setting = Setting(costs, Luck(seed), per_block or 0.0)
-    search = Search(
-        train,
-        setting,
-        sources=list(sources),
-        block_lengths=costs.block_lengths,
-        storage=storage,
-        name=study,
-        seed=seed,
+    setting = Setting(
+        CostModel(table),
+        Luck(seed),
+        scoring.per_block or 0.0,
+        {name: held_bytes([source], shared=[model, tokenizer]) for name, source in sources.items()},
+        None if memory is None else round(memory * 2**20),
     )
-    _search(search, trials, budget)
-    tried = search.tried()
+    device = device_name(model.device)
+    with shared_storage(storage, jobs) as place:
+        job = Job(
+            scores=folder.path,
+            request_ids=[each.request_id for each in train],
+            offer=setting.offer(device),
+            luck=seed,
+            memory=setting.memory,
+            memory_limit=setting.memory_limit,
+            sources=list(sources),
+            block_lengths=table.block_lengths,
+            storage=place,
+            name=study,
+            seed=seed,
+            trials=trials,
+            seconds=budget,
+        )
+        search = job.search(train)
+        started = time.perf_counter()
+        with helping(job, jobs - 1):
+            _search(search, trials, budget)
+        search_seconds = time.perf_counter() - started
+        tried = search.tried()
+    setting = search.setting
     choice = choose(tried, train, rest, setting, least_requests=least_requests)
-    made = {
-        "by": "autospec tune",
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "traffic": {"requests": len(requests), "digest": digest_of(requests), "split": split_by, "held_out": held_out},
-        "target": folder.made_with["target"],
-        "tokenizer": reader.manifest.fingerprint,
-        "drafts": sorted(sources),
-        "sampling": sampling,
-        "device": device_name(model.device),
-        "seed": seed,
-        "trials": len(tried),
-        "speed_up": {
-            each.segment: [round(value, 4) for value in (each.held_out.ratio, each.held_out.low, each.held_out.high)]
-            for each in choice.segments
-            if each.held_out is not None and can_be_named(each.segment)
+    drawn = curves(rest, setting, table.block_lengths)
+    made = made_by(
+        choice,
+        model,
+        sources,
+        requests=requests,
+        best_fixed=best_fixed(drawn),
+        settings={
+            "split": split_by,
+            "held_out": held_out,
+            "sampling": sampling,
+            "seed": seed,
+            "trials": len(tried),
+            "tokenizer": reader.manifest.fingerprint,
+            "seconds_of": search.device,
         },
-    }
+    )
     write_policy(out, choice.contents(made))
     notes = [
-        f"scoring took {seconds:.0f} s; {len(requests)} requests walked, {sum(left_out.values())} left out",
-        f"seconds are those of the cost model for {device_name(model.device)}"
-        + ("" if per_block is not None else "; what a block takes besides is not known from this traffic"),
+        f"scoring took {scoring.seconds:.0f} s, the search {search_seconds:.0f} s; {len(requests)} requests walked, "
+        f"{sum(scoring.left_out.values())} left out",
+        f"seconds are those of the cost model for {search.device}"
+        + ("" if search.device == device else f", where the study was begun, and not for {device}")
+        + ("" if scoring.per_block is not None else "; what a block takes besides is not known from this traffic"),
+        check_costs(scoring.requests, setting.costs, scoring.per_block).note,
         f"written to {out}: autospec.wrap(..., policy='tuned:{out}')",
     ]
+    if page_file is not None:
+        write_page(page_file, page(choice, tried, drawn, notes, made))
+        notes.append(f"the same with curves: {page_file}")
+    confirmed: list[Confirmed] = []
+    if confirm is not None:
+        named = f"tuned:{out}"
+        confirmed = _confirm(
+            model,
+            tokenizer,
+            [*chosen, *drafts_of(named, make_sources(chosen))],
+            reader,
+            (train, rest),
+            lambda: make_policy(named, sources, lambda: setting.costs),
+            setting,
+            sampling,
+            confirm,
+        )
     if json:
-        click.echo(dumps(_as_json(choice, tried, left_out, out, seconds)))
+        click.echo(dumps(_as_json(choice, tried, scoring, out, search_seconds, confirmed)))
         return
-    for line in lines(choice, tried, notes):
+    for line in lines(choice, tried, notes, drawn):
         click.echo(line)
+    if confirmed:
+        from autospec.tune.confirm import confirm_lines
+
+        for line in confirm_lines(confirmed):
+            click.echo(line)
 
 
-def _score(
-    reader: Any, scorer: Any, folder: Any, with_imported: bool
-) -> tuple[set[str], Counter[str], float | None, float]:
-    """Ids of what is scored, why others were left out, seconds of a block besides, and seconds of scoring."""
-    import time
+@dataclass(frozen=True, slots=True)
+class _Scoring:
+    """What became of the traffic."""
 
+    requests: list[Any]  # as recorded, that can be walked
+    left_out: Counter[str]  # others, by why
+    per_block: float | None  # seconds besides drafting and verifying
+    seconds: float  # that scoring took
+
+    @property
+    def taken(self) -> set[str]:
+        return {each.request_id for each in self.requests}
+
+
+def _score(reader: Any, scorer: Any, folder: Any, with_imported: bool) -> _Scoring:
     from tqdm import tqdm
 
     from autospec.tune.scoring import host_seconds, score_traffic
@@ -254,7 +360,9 @@ def _score(
                 taken.append(request)
             else:
                 left_out[why] += 1
-    return {each.request_id for each in taken}, left_out, host_seconds(taken), time.perf_counter() - started
+    for why, count in left_out.most_common():
+        click.echo(f"{count} requests left out: {why}", err=True)
+    return _Scoring(taken, left_out, host_seconds(taken), time.perf_counter() - started)
 
 
 def _search(search: Any, trials: int, budget: float | None) -> None:
@@ -269,16 +377,48 @@ def _search(search: Any, trials: int, budget: float | None) -> None:
                 progress.set_postfix_str(f"{1 / best:.3f}x")
 
 
-def digest_of(requests: list[ScoredRequest]) -> str:
-    """Which requests these are, 16 hexadecimal digits."""
-    import hashlib
+def _confirm(
+    model: Any,
+    tokenizer: Any,
+    drafts: list[Any],
+    reader: Any,
+    parts: tuple[list[ScoredRequest], list[ScoredRequest]],
+    build: Callable[[], Policy],
+    setting: Setting,
+    sampling: str,
+    most: int,
+) -> list[Confirmed]:
+    """Held-out prompts live, by a policy and by sources that know the training part and nothing later."""
+    from tqdm import tqdm
 
-    text = "\n".join(f"{each.request_id} {each.output_tokens}" for each in requests)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    from autospec.tune.confirm import confirm, teach
+    from autospec.tune.evaluation import walk_policy
+
+    train, rest = parts
+    walked = {each.request.request_id: each for each in walk_policy(build(), [*train, *rest], setting)}
+    predicted = {request.request_id: walked[request.request_id] for request in rest}
+    policy = build()
+    for _ in walk_policy(policy, train, setting):
+        pass
+    early = {request.request_id for request in train}
+    recorded = list(reader)
+    past = [request for request in recorded if request.request_id in early]
+    with tqdm(total=min(most, len(rest)), desc="live", unit="request", disable=not sys.stderr.isatty()) as progress:
+        return confirm(
+            model,
+            tokenizer,
+            teach(model, drafts, past, sampling=sampling),
+            policy,
+            [request for request in recorded if request.request_id in predicted],
+            predicted,
+            sampling=sampling,
+            max_requests=most,
+            progress=lambda _: progress.update(),
+        )
 
 
 def _as_json(
-    choice: Choice, tried: list[Tried], left_out: Counter[str], out: Path, scoring_seconds: float
+    choice: Choice, tried: list[Tried], scoring: _Scoring, out: Path, search_seconds: float, confirmed: Sequence[Any]
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
@@ -287,10 +427,12 @@ def _as_json(
     return {
         "policy": str(out),
         "tried": len(tried),
-        "scoring_seconds": round(scoring_seconds, 1),
-        "left_out": dict(left_out),
+        "scoring_seconds": round(scoring.seconds, 1),
+        "search_seconds": round(search_seconds, 1),
+        "left_out": dict(scoring.left_out),
         "default": shipped(choice.default),
         "train": asdict(choice.train),
         "held_out": asdict(choice.held_out),
         "segments": [{**asdict(each), "part": shipped(each.part)} for each in choice.segments],
+        "confirmed": [asdict(each) for each in confirmed],
     }

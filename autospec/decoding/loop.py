@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
@@ -36,9 +36,8 @@ NO_ROOM = "off: one token is left"
 class Chooser(Protocol):
     """Picks an action before each block and learns what came of it."""
 
-    @property
-    def wants_offers(self) -> bool:
-        """Are retrieval sources to be asked before each choice?"""
+    def asks(self, segment: str, sources: Collection[str]) -> Collection[str]:
+        """Of these retrieval sources, those that are to be asked before each choice."""
 
     def is_control(self, request: RequestContext) -> bool:
         """Is this request to be decoded plainly throughout, to measure what speed-up means?"""
@@ -180,8 +179,8 @@ class Loop:
     def _choose(self) -> tuple[BlockContext, Action]:
         """What is known before the block, and what is done in it."""
         self._offered = {}
-        wants_offers = self._chooser.wants_offers and not self.tally.is_control
-        offers = {name: offer for name in self._retrieval if (offer := self._ask(name))} if wants_offers else {}
+        names = () if self.tally.is_control else self._chooser.asks(self._request.segment, self._retrieval)
+        offers = {name: offer for name in names if (offer := self._ask(name))}
         context = BlockContext(
             request=self._request,
             context_tokens=len(self._text),

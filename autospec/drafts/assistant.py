@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +142,16 @@ def check_mode(model: PreTrainedModel) -> None:
         raise DraftError("the assistant is in training mode, where dropout draws random numbers: assistant.eval()")
 
 
+@dataclass(frozen=True, slots=True)
+class ReadText:
+    """A prompt and its answer as a draft model reads them."""
+
+    model: PreTrainedModel
+    ids: list[int]  # [m], of the draft, without the answer's last token
+    ends: list[int]  # [n], for each token of the answer: how many ids stand before it
+    write: Callable[[Tensor, int], Tensor]  # from the draft's logits, [1, k], to those over the target's ids
+
+
 class AssistantSession:
     """The assistant's cache for one request, always holding a prefix of the committed text plus its own drafts."""
 
@@ -213,6 +224,20 @@ class AssistantSession:
         Raises:
             DraftError: the text does not fit the draft's context window, or holds what it does not know.
         """
+        text = self.read(prompt, answer)
+        whole = torch.tensor([[*prompt, *answer]], device=self._request.device)
+        run, base = text.ends[0], text.ends[0] - 1
+        logits, cache = append(self._model, self._tensor(text.ids[:run]), new_cache(self._model))
+        for index, end in enumerate(text.ends):
+            while end > run:
+                new, base = text.ids[run : run + _CHUNK], run
+                logits, cache = append(self._model, self._tensor(new), cache, logits_kept=len(new))
+                run += len(new)
+            row = logits[end - 1 - base][None]
+            yield row, shaped(row, self._request, whole[:, : len(prompt) + index], text.write)
+
+    def read(self, prompt: Sequence[int], answer: Sequence[int]) -> ReadText:
+        """An answer as the draft reads it, for a pass over all of it. Arguments and errors as in `along`."""
         text = list(prompt)
         ends = [len(self._reading.read(text))]
         for token in answer[:-1]:
@@ -225,16 +250,7 @@ class AssistantSession:
             raise DraftError(f"token id {max(ids)} of the text is unknown to the assistant")
         if self._window is not None and len(ids) > self._window:
             raise self._no_room()
-        whole = torch.tensor([[*prompt, *answer]], device=self._request.device)
-        run, base = ends[0], ends[0] - 1
-        logits, cache = append(self._model, self._tensor(ids[:run]), new_cache(self._model))
-        for index, end in enumerate(ends):
-            while end > run:
-                new, base = ids[run : run + _CHUNK], run
-                logits, cache = append(self._model, self._tensor(new), cache, logits_kept=len(new))
-                run += len(new)
-            row = logits[end - 1 - base][None]
-            yield row, shaped(row, self._request, whole[:, : len(prompt) + index], self._translation.write)
+        return ReadText(self._model, ids, ends, self._translation.write)
 
     def _tensor(self, ids: list[int]) -> Tensor:
         return torch.tensor([ids], device=self._request.device)

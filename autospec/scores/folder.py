@@ -78,6 +78,17 @@ class ScoreFolder:
         """Ids of the requests that are scored."""
         return {scored.request_id for scored in self._stored()}
 
+    @property
+    def damage(self) -> str | None:
+        """One line about what could not be read the last time; None where all could.
+
+        Requests in it are not in `done`, and so are scored again by whoever goes on.
+        """
+        if not self.num_damaged:
+            return None
+        parts = "1 damaged part" if self.num_damaged == 1 else f"{self.num_damaged} damaged parts"
+        return f"{parts} of {self.path / FILE} left out; their requests were scored again"
+
     def _stored(self) -> Iterator[ScoredRequest]:
         self.num_damaged = 0
         try:

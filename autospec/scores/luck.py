@@ -18,18 +18,18 @@ class Luck:
     """
 
     def __init__(self, seed: int = 0) -> None:
-        self._seed = seed
-        self._known: dict[tuple[str, str], NDArray[np.int32]] = {}
+        self.seed = seed
+        self._known: dict[tuple[str, str], tuple[NDArray[np.float32], NDArray[np.int32]]] = {}
 
     def runs(self, request: ScoredRequest, source: str) -> NDArray[np.int32]:
         """[n], draft tokens accepted in a row from each position on. At the answer's end a run ends."""
-        place = (request.request_id, source)
-        if place not in self._known:
-            accept = request.drafts[source].accept
-            digest = hashlib.sha256(f"{self._seed}/{request.request_id}/{source}".encode()).digest()
+        place, accept = (request.request_id, source), request.drafts[source].accept
+        known = self._known.get(place)
+        if known is None or known[0] is not accept:  # scored again, or somebody else's under that id
+            digest = hashlib.sha256(f"{self.seed}/{request.request_id}/{source}".encode()).digest()
             draws = np.random.default_rng(int.from_bytes(digest[:8], "little")).random(len(accept))
-            self._known[place] = runs(draws < accept)
-        return self._known[place]
+            known = self._known[place] = (accept, runs(draws < accept))
+        return known[1]
 
 
 def runs(is_right: NDArray[np.bool_]) -> NDArray[np.int32]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from autospec.decoding.offers import FADE
 from autospec.scores.scored import OfferScores, ScoredRequest
@@ -10,16 +10,22 @@ from autospec.types import Offer, OfferOutcome
 
 
 class OfferWalk:
-    """Offers of one walk: as `autospec.decoding.offers.Offers`, with fates read off the scores."""
+    """Offers of one walk: as `autospec.decoding.offers.Offers`, with fates read off the scores.
 
-    def __init__(self, request: ScoredRequest) -> None:
+    Args:
+        request: scored.
+        names: of the sources that are asked.
+    """
+
+    def __init__(self, request: ScoredRequest, names: Collection[str]) -> None:
         self._request = request
+        self._scores = {name: scores for name, scores in request.offers.items() if name in names}
         self._pending: list[tuple[str, Offer, int, int]] = []  # source, offer, position, tokens that are right
         self._recent: dict[str, float] = {}
 
     def at(self, position: int, room: int) -> Mapping[str, Offer]:
         """What each source would propose after `position` tokens of the answer."""
-        return {name: self._offer(name, scores, position, room) for name, scores in self._request.offers.items()}
+        return {name: self._offer(name, scores, position, room) for name, scores in self._scores.items()}
 
     def _offer(self, name: str, scores: OfferScores, position: int, room: int) -> Offer:
         num_tokens = min(int(scores.num_tokens[position]), room)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -11,10 +12,13 @@ import torch
 from autospec.caches import append, new_cache
 from autospec.decoding.loop import MAX_OFFER
 from autospec.decoding.processors import BlockProcessors
+from autospec.drafts.assistant import AssistantSession
 from autospec.drafts.base import DraftSource, hidden_layers_of
-from autospec.drafts.drawing import confidence
 from autospec.errors import ConfigurationError, DraftError
+from autospec.scores.acceptance import draft_scores, judged
+from autospec.scores.batches import Answer, packed, score_together, scores_of
 from autospec.scores.prepared import Prepared, prepare
+from autospec.scores.rows import why_one_by_one
 from autospec.scores.scored import DraftScores, OfferScores, ScoredRequest
 from autospec.traffic.request import TrafficRequest
 
@@ -22,12 +26,15 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
 CHUNK = 64
 """Tokens of an answer whose distributions are held at once."""
 
 
 class Scorer:
-    """Scores requests one after the other, in the order in which they arrived, so that pools only know the past.
+    """Scores requests in the order in which they arrived, so that pools only know the past.
 
     Args:
         target: the model that answered, not wrapped.
@@ -49,6 +56,8 @@ class Scorer:
                 raise ConfigurationError(f"{name} cannot be scored: what it drafts does not follow from the text alone")
             if hidden_layers_of(source):
                 raise ConfigurationError(f"{name} cannot be scored: it looks at the target's hidden states")
+        self._retrieval = {n: s for n, s in self._sources.items() if getattr(s, "is_retrieval", False)}
+        self._models = {n: s for n, s in self._sources.items() if n not in self._retrieval}
 
     @torch.no_grad()
     def score(self, traffic: TrafficRequest) -> ScoredRequest:
@@ -58,6 +67,41 @@ class Scorer:
             DraftError: a model draft cannot read the text.
             ConfigurationError: there is no answer, or the target does not know its tokens.
         """
+        prepared = self._checked(traffic)
+        return self._finished(traffic, prepared, self._drafts(prepared, traffic))
+
+    @torch.no_grad()
+    def score_batch(self, batch: Sequence[TrafficRequest]) -> list[ScoredRequest | Exception]:
+        """The same of several requests, whose answers share forwards where the models allow it.
+
+        Pools see them one after the other all the same. Numbers are those of `score`, up to rounding. Answers go one by
+        one where a model is not purely causal or carries a state along (`autospec.scores.rows`), where a draft reads
+        the text as other tokens, and where a forward over several failed.
+
+        Args:
+            batch: in the order in which they arrived; any number, since forwards have bounds of their own.
+
+        Returns:
+            For each request what `score` returns, or what it would have raised: that costs the request alone.
+        """
+        prepared = [_or_error(self._checked, traffic) for traffic in batch]
+        drafts = self._drafts_of_all(batch, prepared)
+        done: list[ScoredRequest | Exception] = []
+        for traffic, how, found in zip(batch, prepared, drafts, strict=True):
+            if isinstance(how, Exception):
+                done.append(how)
+            elif isinstance(found, Exception):
+                done.append(found)
+            else:
+                done.append(_or_error(self._finished, traffic, how, found))
+        return done
+
+    def learn(self, traffic: TrafficRequest) -> None:
+        """Let pools see an answer that was scored before."""
+        if any(callable(getattr(source, "learn", None)) for source in self._sources.values()):
+            self._learn(self._prepared(traffic), traffic)
+
+    def _checked(self, traffic: TrafficRequest) -> Prepared:
         if not traffic.output:
             raise ConfigurationError(f"request {traffic.request_id} has no answer yet: autospec traffic complete")
         for ids, known in (
@@ -66,9 +110,18 @@ class Scorer:
         ):
             if max(ids, default=0) >= known.weight.shape[0]:
                 raise ConfigurationError("token ids that the target does not know")
-        prepared = self._prepared(traffic)
-        retrieval = {n: s for n, s in self._sources.items() if getattr(s, "is_retrieval", False)}
-        models = {n: s for n, s in self._sources.items() if n not in retrieval}
+        return self._prepared(traffic)
+
+    def _prepared(self, traffic: TrafficRequest) -> Prepared:
+        return prepare(
+            self._target, traffic.prompt, traffic.options, segment=traffic.segment, is_paired=self._is_paired
+        )
+
+    def _finished(
+        self, traffic: TrafficRequest, prepared: Prepared, drafts: Mapping[str, DraftScores]
+    ) -> ScoredRequest:
+        """With what retrieval offers now; pools know the answer afterwards."""
+        prefill = None if traffic.seconds is None or traffic.fallback_reason else traffic.seconds.prefill
         scored = ScoredRequest(
             request_id=traffic.request_id,
             started_at=traffic.started_at,
@@ -78,46 +131,90 @@ class Scorer:
             max_new_tokens=max(prepared.max_new_tokens, len(traffic.output)),
             do_sample=prepared.request.do_sample,
             temperature=prepared.temperature,
-            offers={name: offers_along(source, prepared, traffic) for name, source in retrieval.items()},
-            drafts=self._drafts(models, prepared, traffic),
+            offers={name: offers_along(source, prepared, traffic) for name, source in self._retrieval.items()},
+            drafts=drafts,
             conversation=traffic.conversation,
-            prefill_seconds=None if traffic.seconds is None or traffic.fallback_reason else traffic.seconds.prefill,
+            prefill_seconds=prefill or None,  # 0 where phases were not measured
         )
         self._learn(prepared, traffic)
         return scored
-
-    def learn(self, traffic: TrafficRequest) -> None:
-        """Let pools see an answer that was scored before."""
-        if any(callable(getattr(source, "learn", None)) for source in self._sources.values()):
-            self._learn(self._prepared(traffic), traffic)
-
-    def _prepared(self, traffic: TrafficRequest) -> Prepared:
-        return prepare(
-            self._target, traffic.prompt, traffic.options, segment=traffic.segment, is_paired=self._is_paired
-        )
 
     def _learn(self, prepared: Prepared, traffic: TrafficRequest) -> None:
         for source in self._sources.values():
             if callable(learn := getattr(source, "learn", None)):
                 learn(prepared.request, traffic.output)
 
-    def _drafts(
-        self, models: Mapping[str, DraftSource], prepared: Prepared, traffic: TrafficRequest
-    ) -> dict[str, DraftScores]:
-        is_drawn = {
-            name: prepared.request.do_sample and not getattr(source, "greedy", False) for name, source in models.items()
-        }
+    def _is_drawn(self, prepared: Prepared) -> dict[str, bool]:
+        return {n: prepared.request.do_sample and not getattr(s, "greedy", False) for n, s in self._models.items()}
+
+    def _drafts_of_all(
+        self, batch: Sequence[TrafficRequest], prepared: Sequence[Prepared | Exception]
+    ) -> list[dict[str, DraftScores] | Exception]:
+        """Of each request what its model drafts did, or why that is not known; what could not be prepared has none."""
+        done: dict[int, dict[str, DraftScores] | Exception] = {}
+        answers: dict[int, Answer] = {}
+        for index, (traffic, how) in enumerate(zip(batch, prepared, strict=True)):
+            if isinstance(how, Exception) or not self._models:
+                done[index] = {}
+            elif len(batch) > 1:
+                answer = _or_error(self._answer, traffic, how)
+                if isinstance(answer, Exception):
+                    done[index] = answer
+                elif answer is not None:
+                    answers[index] = answer
+        for group in packed(list(answers.values())):
+            if len(group) > 1:
+                # one of them failed, or all at once: each is then tried by itself, and says why
+                with suppress(Exception):
+                    score_together(self._target, group, is_paired=self._is_paired)
+        done |= {index: _or_error(scores_of, answer) for index, answer in answers.items() if answer.is_done}
+        for index, traffic in enumerate(batch):
+            if index not in done:
+                done[index] = _or_error(self._alone, traffic)
+        return [done[index] for index in range(len(batch))]
+
+    def _alone(self, traffic: TrafficRequest) -> dict[str, DraftScores]:
+        return self._drafts(self._prepared(traffic), traffic)  # anew: processors may keep a state
+
+    def _answer(self, traffic: TrafficRequest, prepared: Prepared) -> Answer | None:
+        """None where it must be scored by itself. Raises: DraftError: a draft cannot read the text."""
+        num_tokens = len(traffic.prompt) + len(traffic.output) - 1
+        is_drawn = self._is_drawn(prepared)
+        if any(is_drawn.values()) and why_one_by_one(self._target, num_tokens):
+            return None
+        reads = {}
+        for name, source in self._models.items():
+            session = source.start(prepared.request)
+            if not isinstance(session, AssistantSession):
+                return None
+            text = session.read(traffic.prompt, traffic.output)
+            is_token_by_token = text.ends == list(range(len(traffic.prompt), num_tokens + 1))
+            if not is_token_by_token or why_one_by_one(text.model, num_tokens):
+                return None
+            reads[name] = text
+        return Answer(prepared, traffic.prompt, traffic.output, reads, is_drawn)
+
+    def _drafts(self, prepared: Prepared, traffic: TrafficRequest) -> dict[str, DraftScores]:
+        is_drawn = self._is_drawn(prepared)
         needed = any(is_drawn.values())
         target = target_probs(self._target, prepared, traffic.prompt, traffic.output) if needed else None
         alongs = {}
-        for name, source in models.items():
+        for name, source in self._models.items():
             session: Any = source.start(prepared.request)
             alongs[name] = _Along(session.along(traffic.prompt, traffic.output), is_drawn[name])
-        for token in traffic.output:
-            probs = None if target is None else next(target)
+        for token in torch.tensor([traffic.output], device=prepared.request.device).T:
+            probs = None if target is None else next(target)[None]
             for along in alongs.values():
                 along.add(token, probs, is_paired=self._is_paired)
         return {name: along.scores() for name, along in alongs.items()}
+
+
+def _or_error(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | Exception:
+    """What a call returns, or what it raised: of one request alone, whose options may hold anything."""
+    try:
+        return function(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001  # handed on
+        return error
 
 
 class _Along:
@@ -126,54 +223,15 @@ class _Along:
     def __init__(self, rows: Iterator[tuple[Tensor, Tensor]], is_drawn: bool) -> None:
         self._rows = rows
         self._is_drawn = is_drawn
-        self._found: list[tuple[float, float, float, int]] = []
+        self._found: list[list[float]] = []
 
-    def add(self, token: int, target_probs: Tensor | None, *, is_paired: bool) -> None:
-        """One position. Args: token: the answer's; target_probs: [vocab_size], where the draft's token is drawn."""
+    def add(self, token: Tensor, target_probs: Tensor | None, *, is_paired: bool) -> None:
+        """One position. Args: token: [1], the answer's; target_probs: [1, vocab_size], where drafts are drawn."""
         logits, scores = next(self._rows)
-        margin, entropy = confidence(logits[0])
-        rank = int((scores[0] > scores[0, token]).sum())
-        if self._is_drawn:
-            assert target_probs is not None
-            acceptance = coupled if is_paired else rejection
-            accept = acceptance(target_probs, scores[0].softmax(dim=-1), token)
-        else:
-            accept = float(int(scores[0].argmax()) == token)
-        self._found.append((accept, margin, entropy, rank))
+        self._found += judged(logits, scores, token, target_probs if self._is_drawn else None, is_paired=is_paired)
 
     def scores(self) -> DraftScores:
-        accept, margin, entropy, rank = zip(*self._found, strict=True)
-        return DraftScores(
-            np.array(accept, dtype=np.float32),
-            np.array(margin, dtype=np.float32),
-            np.array(entropy, dtype=np.float32),
-            np.minimum(rank, np.iinfo(np.int16).max).astype(np.int16),
-        )
-
-
-def rejection(target_probs: Tensor, draft_probs: Tensor, token: int) -> float:
-    """Probability that a drawn draft was accepted, given that the target said `token`: min(1, q / p).
-
-    Args:
-        target_probs, draft_probs: [vocab_size].
-
-    Source: Leviathan et al. 2023 for the rule; docs/tune.md for what follows of it, given the token.
-    """
-    p, q = float(target_probs[token]), float(draft_probs[token])
-    return min(1.0, q / p) if p > 0.0 else 1.0
-
-
-def coupled(target_probs: Tensor, draft_probs: Tensor, token: int) -> float:
-    """The same where draft and target draw with the same exponential noise E: argmax q / E, given argmax p / E.
-
-    Both are `token` with probability 1 / sum_i max(p_i / p, q_i / q), the target's is with probability p.
-
-    Source: Daliri, Musco and Suresh 2024.
-    """
-    p, q = float(target_probs[token]), float(draft_probs[token])
-    if q <= 0.0:
-        return 0.0
-    return min(1.0, 1.0 / float(torch.maximum(target_probs.double(), draft_probs.double() * (p / q)).sum()))
+        return draft_scores(self._found)
 
 
 def target_probs(

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autospec.policies.base import CostEstimates, Policy
+from autospec.policies.base import CostEstimates, Policy, asked
 from autospec.policies.prices import Prices
 from autospec.scores.luck import Luck
 from autospec.scores.offering import OfferWalk
@@ -83,7 +83,8 @@ class _Walk:
             request.sources,
             request.temperature,
         )
-        self._offers = OfferWalk(request) if getattr(policy, "wants_offers", False) else None
+        names = asked(policy, request.segment, tuple(request.offers))
+        self._offers = OfferWalk(request, names) if names else None
         self._drafted_at: dict[str, int] = {}
         self._drafted_last: str | None = None
         self._stoppable = frozenset(request.drafts)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +13,11 @@ from autospec.policies.registry import build_policy
 from autospec.policies.tuned import FORMAT, VERSION, Tuned, make_tuned
 from autospec.scores.scored import ScoredRequest
 from autospec.scores.walk import Walked
-from autospec.tune.candidates import OFF, Part
+from autospec.tune.candidates import OFF, Part, sources_in
 from autospec.tune.evaluation import Setting, walk_policy, walks
-from autospec.tune.intervals import Interval, speed_up
+from autospec.tune.intervals import Interval, interval_of, speed_up
 from autospec.tune.search import Tried
+from autospec.tune.variants import draft_table
 
 LEAST_REQUESTS = 8
 """A segment with fewer requests to choose by has no policy of its own."""
@@ -49,6 +51,11 @@ class Choice:
     train: Interval
     held_out: Interval
 
+    @property
+    def sources(self) -> frozenset[str]:
+        """Draft sources that any of the policies uses."""
+        return sources_in(self.default).union(*(sources_in(each.part) for each in self.segments))
+
     def contents(self, made: Mapping[str, Any]) -> dict[str, Any]:
         """Of a tuned policy's file. Args: made: how it came about, as plain values."""
         own = {
@@ -57,7 +64,9 @@ class Choice:
             if each.part != self.default and can_be_named(each.segment)
         }
         default = shipped(self.default)
-        return {"format": FORMAT, "version": VERSION, "default": default, "segments": own, "made": dict(made)}
+        drafts = draft_table(set(self.sources))
+        contents = {"format": FORMAT, "version": VERSION, "default": default, "segments": own, "drafts": drafts}
+        return {**contents, "made": dict(made)}
 
 
 def can_be_named(segment: str) -> bool:
@@ -82,57 +91,87 @@ def choose(
 ) -> Choice:
     """For each segment the candidate that was fastest in training, and plain decoding where it does not hold.
 
-    A candidate holds where, on the held-out requests of the segment, the lower end of its speed-up's interval is above
-    1. The default, for segments that are not known or too small, is the candidate that was fastest over all, judged in
-    the same way.
+    A segment has a candidate of its own where that was surely faster there than the one that was fastest over all;
+    the others are merged, and have that one. A candidate holds where, on the held-out requests of the segment, the
+    lower end of its speed-up's interval is above 1. The default, for segments that are not known or too small, is
+    the candidate that was fastest over all, judged in the same way.
 
     Args:
         tried: the best over all first.
         train, held_out: as they were split, in order of arrival.
-        setting: costs and luck.
+        setting: costs, luck and memory: draft sources of all segments together stay within its limit.
         least_requests: to choose by, for a policy of a segment's own.
 
     Raises:
-        ConfigurationError: nothing was tried.
+        ConfigurationError: nothing was tried that may be used.
     """
+    without: frozenset[str] = frozenset()
+    while True:
+        usable = [each for each in tried if not sources_in(each.part) & without]
+        usable = [each for each in usable if setting.excess(sources_in(each.part)) <= 0.0]
+        if not usable:
+            raise ConfigurationError(
+                "no policy was walked to the end that may be used: give more trials, a larger budget, or more memory"
+            )
+        choice = _choose(usable, train, held_out, setting, least_requests)
+        used = choice.sources
+        if setting.excess(used) <= 0.0:
+            return choice
+        without |= {max(used, key=lambda name: setting.memory.get(name, 0))}
+
+
+def _choose(
+    tried: Sequence[Tried],
+    train: Sequence[ScoredRequest],
+    held_out: Sequence[ScoredRequest],
+    setting: Setting,
+    least_requests: int,
+) -> Choice:
     counts = _counts(train)
     late = {request.request_id for request in held_out}
 
-    def held(part: Part, segment: str | None = None) -> Sequence[Walked]:
-        """As it will serve: a segment's own policy sees that segment alone."""
-        both = [each for each in (*train, *held_out) if segment is None or each.segment == segment]
+    def held(part: Part, segments: Collection[str] | None = None) -> Sequence[Walked]:
+        """As it will serve: a policy sees the segments that have it alone."""
+        both = [each for each in (*train, *held_out) if segments is None or each.segment in segments]
         return [each for each in walks(part, both, setting) if each.request.request_id in late]
 
-    if not tried:
-        raise ConfigurationError("no policy was walked to the end: give more trials, or a larger budget")
     best = tried[0].part
-    default = best if _interval(held(best)).low > 1.0 else OFF
-    choices = []
+    default = best if interval_of(held(best)).low > 1.0 else OFF
+    trained: dict[str, dict[str, Walked]] = {}
+
+    def in_training(part: Part) -> dict[str, Walked]:
+        key = json.dumps(part, sort_keys=True)
+        if key not in trained:
+            trained[key] = {each.request.request_id: each for each in walks(part, train, setting)}
+        return trained[key]
+
+    parts: dict[str, tuple[Part, str]] = {}
+    wanted: dict[str, tuple[Part, str]] = {}
     for segment in sorted({*counts, *_counts(held_out)}):
         if not can_be_named(segment):
-            choices.append((segment, default, "its name is no text that a file can hold: as all others"))
-            continue
-        if counts.get(segment, 0) < least_requests:
-            why = f"{counts.get(segment, 0)} requests to choose by, {least_requests} are needed: as all others"
-            choices.append((segment, default, why))
-            continue
-        known = [each for each in tried if segment in each.seconds]
-        fastest = min(known, key=lambda each: each.seconds[segment][0] / each.seconds[segment][1])
-        walked = held(fastest.part, segment)
-        if len(walked) < LEAST_JUDGED:
-            choices.append((segment, OFF, f"{len(walked)} held-out requests to judge by, {LEAST_JUDGED} are needed"))
-            continue
-        found = _interval(walked)
-        if found.low > 1.0:
-            choices.append((segment, fastest.part, f"fastest of {len(known)} in training"))
+            parts[segment] = default, "its name is no text that a file can hold: as all others"
+        elif counts.get(segment, 0) < least_requests:
+            parts[segment] = (
+                default,
+                f"{counts.get(segment, 0)} requests to choose by, {least_requests} are needed: as all others",
+            )
         else:
-            choices.append((segment, OFF, f"the fastest in training is {_said(found)} held out: not surely above 1"))
-    tuned = _tuned(default, {segment: part for segment, part, _ in choices}, setting)
+            known = [each for each in tried if segment in each.seconds]
+            fastest = min(known, key=lambda each: each.seconds[segment][0] / each.seconds[segment][1]).part
+            ids = [request.request_id for request in train if request.segment == segment]
+            own, common = in_training(fastest), in_training(best)
+            gain = speed_up([_seconds(common[each]) for each in ids], [_seconds(own[each]) for each in ids])
+            if fastest == best or gain.low <= 1.0:
+                wanted[segment] = best, "fastest over all, and nothing here is surely faster"
+            else:
+                wanted[segment] = fastest, f"fastest of {len(known)} here, {_said(gain)} over the fastest over all"
+    parts |= _judged(wanted, held)
+    tuned = _tuned(default, {segment: part for segment, (part, _) in parts.items()}, setting)
     early = {request.request_id for request in train}
     final = list(walk_policy(tuned, [*train, *held_out], setting))
-    parts = (
-        _by_segment([each for each in final if each.request.request_id in early]),
-        _by_segment([each for each in final if each.request.request_id not in early]),
+    first, last = (
+        _by_segment([each for each in final if (each.request.request_id in early) == is_early])
+        for is_early in (True, False)
     )
     return Choice(
         default,
@@ -142,15 +181,47 @@ def choose(
                 part,
                 why,
                 counts.get(segment, 0),
-                len(parts[1].get(segment, ())),
-                _interval(parts[0][segment]) if segment in parts[0] else None,
-                _interval(parts[1][segment]) if segment in parts[1] else None,
+                len(last.get(segment, ())),
+                interval_of(first[segment]) if segment in first else None,
+                interval_of(last[segment]) if segment in last else None,
             )
-            for segment, part, why in choices
+            for segment, (part, why) in sorted(parts.items())
         ],
-        _interval([each for group in parts[0].values() for each in group]),
-        _interval([each for group in parts[1].values() for each in group]),
+        interval_of([each for group in first.values() for each in group]),
+        interval_of([each for group in last.values() for each in group]),
     )
+
+
+def _judged(
+    wanted: Mapping[str, tuple[Part, str]], held: Callable[[Part, Collection[str]], Sequence[Walked]]
+) -> dict[str, tuple[Part, str]]:
+    """For each segment what was wanted, or plain decoding where it does not hold, and why.
+
+    Segments with equal policies are merged: one policy learns from all of them. Where it does not hold in one of
+    them, that one gets plain decoding, and the others are judged again without it.
+    """
+    parts: dict[str, tuple[Part, str]] = {}
+    groups: dict[str, list[str]] = defaultdict(list)
+    for segment, (part, _) in wanted.items():
+        groups[json.dumps(part, sort_keys=True)].append(segment)
+    for segments in groups.values():
+        part = wanted[segments[0]][0]
+        while segments:
+            walked = _by_segment(held(part, segments))
+            failed = {}
+            for segment in segments:
+                judged = walked.get(segment, [])
+                if len(judged) < LEAST_JUDGED:
+                    failed[segment] = f"{len(judged)} held-out requests to judge by, {LEAST_JUDGED} are needed"
+                elif (found := interval_of(judged)).low <= 1.0:
+                    failed[segment] = f"what was fastest in training is {_said(found)} held out: not surely above 1"
+            parts |= {segment: (OFF, why) for segment, why in failed.items()}
+            if not failed:
+                break
+            segments = [segment for segment in segments if segment not in failed]
+        for segment in segments:
+            parts[segment] = wanted[segment]
+    return parts
 
 
 def _tuned(default: Part, segments: Mapping[str, Part], setting: Setting) -> Tuned:
@@ -177,11 +248,8 @@ def _by_segment(walked: Sequence[Walked]) -> dict[str, list[Walked]]:
     return dict(groups)
 
 
-def _interval(walked: Sequence[Walked]) -> Interval:
-    prefill = [each.request.prefill_seconds or 0.0 for each in walked]
-    off = [each.off_seconds + more for each, more in zip(walked, prefill, strict=True)]
-    on = [each.seconds + more for each, more in zip(walked, prefill, strict=True)]
-    return speed_up(off, on)
+def _seconds(walked: Walked) -> float:
+    return walked.seconds + (walked.request.prefill_seconds or 0.0)
 
 
 def _said(found: Interval) -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autospec.scores.walk import Walked
+
 RESAMPLES = 2_000
 CONFIDENCE = 0.95
 
@@ -34,3 +36,11 @@ def speed_up(off_seconds: Sequence[float], seconds: Sequence[float], *, seed: in
     low, high = np.quantile(sums[0] / sums[1], [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     off, on = pairs.sum(axis=1)
     return Interval(float(off / on), float(low), float(high))
+
+
+def interval_of(walked: Sequence[Walked]) -> Interval:
+    """What walks came to over plain decoding; prefill, where known, counts on both sides."""
+    prefill = [each.request.prefill_seconds or 0.0 for each in walked]
+    off = [each.off_seconds + more for each, more in zip(walked, prefill, strict=True)]
+    on = [each.seconds + more for each, more in zip(walked, prefill, strict=True)]
+    return speed_up(off, on)

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
+from autospec.drafts.base import DraftSource
 from autospec.errors import AutospecError
+from autospec.scores.scored import ScoredRequest
+from autospec.tune.candidates import Part
+from autospec.tune.choice import Choice, can_be_named
+from autospec.tune.curves import ALL
+from autospec.tuned_files import made_for
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 HEADER = """\
 # A policy for each segment, made by `autospec tune`.
-# autospec.wrap(model, tokenizer=tokenizer, drafts=[...], policy="tuned:THIS_FILE")
-# needs the draft sources that it names.
+# autospec.wrap(model, tokenizer=tokenizer, policy="tuned:THIS_FILE")
+# makes the draft sources under [drafts]; others that it names, such as an assistant, are to be passed: drafts=[...].
 
 """
 
@@ -29,13 +41,63 @@ def write_policy(path: Path, contents: Mapping[str, Any]) -> None:
     Raises:
         AutospecError: it cannot be written.
     """
+    write_page(path, HEADER + tomli_w.dumps(_without_none(contents)))
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a text whole, or not at all.
+
+    Raises:
+        AutospecError: it cannot be written.
+    """
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(HEADER + tomli_w.dumps(_without_none(contents)), encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise AutospecError(f"{path}: {error.strerror or type(error).__name__}") from error
+
+
+def made_by(
+    choice: Choice,
+    model: PreTrainedModel,
+    sources: Mapping[str, DraftSource],
+    *,
+    requests: Sequence[ScoredRequest],
+    best_fixed: Mapping[str, Part],
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    """How a policy came about, as plain values of its file.
+
+    Args:
+        choice: what was chosen.
+        model, sources: what it was tuned with.
+        requests: all that were walked.
+        best_fixed: of each segment, and under `ALL` of all together, the fastest fixed action on the held-out requests.
+        settings: of the search and the split.
+    """
+    named = {name: dict(part) for name, part in best_fixed.items() if name != ALL and can_be_named(name)}
+    return {
+        "by": f"autospec tune {version('autospec-decoding')}",
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "traffic": {"requests": len(requests), "digest": digest_of(requests)},
+        **made_for(model, sources),
+        **settings,
+        "speed_up": {
+            each.segment: [round(value, 4) for value in (each.held_out.ratio, each.held_out.low, each.held_out.high)]
+            for each in choice.segments
+            if each.held_out is not None and can_be_named(each.segment)
+        },
+        "best_fixed": dict(best_fixed[ALL]),
+        "best_fixed_by_segment": named,
+    }
+
+
+def digest_of(requests: Sequence[ScoredRequest]) -> str:
+    """Which requests these are, 16 hexadecimal digits."""
+    text = "\n".join(f"{each.request_id} {each.output_tokens}" for each in requests)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def _without_none(value: Any) -> Any:

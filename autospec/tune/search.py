@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from autospec.errors import AutospecError, ConfigurationError
 from autospec.scores.scored import ScoredRequest
-from autospec.tune.candidates import Part, heuristics, suggest
+from autospec.tune.candidates import Part, Space, heuristics, sources_in, suggest
 from autospec.tune.evaluation import Setting, seconds_by_segment, walks
+from autospec.tune.study import open_study
+from autospec.tune.variants import families
 
 if TYPE_CHECKING:
     import optuna
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 RUNGS = 4
 """Parts of the requests after each of which a trial may be given up."""
 NOT_SLOWER = 1e-9
-_CONTENT = "what is searched"
-_PAUSES = (0.1, 0.3, 1.0, 3.0)  # seconds before a storage is tried again
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +47,17 @@ class Search:
 
     Args:
         requests: to choose by, in order of arrival.
-        setting: costs and luck.
-        sources, block_lengths: of fixed candidates.
-        storage: URL of Optuna's database; None: in memory.
+        setting: costs, luck and memory.
+        sources, block_lengths: of candidates.
+        storage: URL of Optuna's database, or `journal:FILE`; None: in memory.
         name: of the study.
         seed: of the sampler, together with each trial's number and the worker.
         worker: which of several.
+        device: on which the costs were measured. Where it is given, all who work on the study go by the costs and the
+            host's seconds of the one who began it.
 
     Raises:
-        ConfigurationError: the study is of other requests, sources or block lengths.
+        ConfigurationError: the study is of other requests, sources, block lengths or luck.
         AutospecError: the storage cannot be used.
     """
 
@@ -71,19 +72,25 @@ class Search:
         name: str = "autospec",
         seed: int = 0,
         worker: int = 0,
+        device: str | None = None,
     ) -> None:
         import optuna  # heavy
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna = optuna
-        self._requests, self._setting = list(requests), setting
-        self._sources, self._block_lengths = tuple(sources), tuple(block_lengths)
-        self.study = _study(optuna, storage, name)
-        self._check_same(name)
+        self._requests = list(requests)
+        models = frozenset(name for request in self._requests for name in request.drafts)
+        self._space = Space(families(dict.fromkeys(sources)), tuple(block_lengths), models)
+        content = self._content(setting.luck.seed)
+        self.study, agreed, is_first = open_study(
+            storage, name, content, None if device is None else setting.offer(device)
+        )
+        self.setting = setting if agreed is None else setting.going_by(agreed)
+        self.device = device if agreed is None else str(agreed["device"])
         self._seed, self._worker = seed, worker
         self.study.pruner = optuna.pruners.MedianPruner(n_startup_trials=8)
-        if worker == 0 and not self.study.get_trials(deepcopy=False):
-            for params in heuristics(self._sources, self._block_lengths):
+        if is_first:
+            for params in heuristics(self._space):
                 self.study.enqueue_trial(params, skip_if_exists=True)
 
     def run(
@@ -107,19 +114,11 @@ class Search:
         made = [Tried(each.user_attrs["part"], _pairs(each.user_attrs["seconds"])) for each in found.values()]
         return sorted(made, key=lambda each: each.share)
 
-    def _check_same(self, name: str) -> None:
+    def _content(self, luck: int) -> str:
         """Results of other requests are no results of these."""
         scored = [(each.request_id, each.segment, each.output_tokens) for each in self._requests]
-        text = json.dumps([scored, self._sources, self._block_lengths])
-        wanted = hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
-        is_new = not self.study.get_trials(deepcopy=False)  # before the name of what is searched is looked for
-        known = self.study.user_attrs.get(_CONTENT)
-        if known is None and is_new:
-            self.study.set_user_attr(_CONTENT, wanted)
-        elif known != wanted:
-            raise ConfigurationError(
-                f"study {name!r} is of other requests, draft sources or block lengths: give another name (--study)"
-            )
+        text = json.dumps([scored, self._space.sources, self._space.block_lengths, luck])
+        return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
 
     def _num_finished(self) -> int:
         return len(self.study.get_trials(deepcopy=False, states=_finished(self._optuna)))
@@ -130,7 +129,7 @@ class Search:
             seed=derived_seed(self._seed, trial.number, self._worker)  # two that begin together choose differently
         )
         try:
-            part = suggest(trial, self._sources, self._block_lengths)
+            part = suggest(trial, self._space)
             trial.set_user_attr("part", dict(part))
             trial.set_user_attr("host", os.uname().nodename)
             known = self._known(part)
@@ -142,6 +141,7 @@ class Search:
                 known = Tried(part, found)
             trial.set_user_attr("seconds", {name: list(pair) for name, pair in known.seconds.items()})
             trial.set_constraint("worst segment", known.worst - 1.0 - NOT_SLOWER)
+            trial.set_constraint("memory", self.setting.excess(sources_in(part)))
             self.study.tell(trial, known.share, skip_if_finished=True)
         except self._optuna.exceptions.UpdateFinishedTrialError:
             return None  # SQLite may give one waiting trial to two processes, and the other one was faster
@@ -158,7 +158,7 @@ class Search:
     def _walk(self, trial: optuna.Trial, part: Part) -> Mapping[str, tuple[float, float]] | None:
         walked = []
         borders = [round(len(self._requests) * (rung + 1) / RUNGS) for rung in range(RUNGS - 1)]
-        for each in walks(part, self._requests, self._setting):
+        for each in walks(part, self._requests, self.setting):
             walked.append(each)
             if len(walked) in borders:
                 sums = seconds_by_segment(walked).values()
@@ -166,23 +166,6 @@ class Search:
                 if trial.should_prune():
                     return None
         return seconds_by_segment(walked)
-
-
-def _study(optuna: Any, storage: str | None, name: str) -> optuna.Study:
-    """The study there, made if missing. Of several processes that begin together, all but one fail at making tables.
-
-    Raises:
-        AutospecError: the storage cannot be used.
-    """
-    for pause in (*_PAUSES, None):
-        try:
-            return optuna.create_study(storage=storage, study_name=name, direction="minimize", load_if_exists=True)
-        except Exception as error:  # of optuna, SQLAlchemy or a driver of it
-            if pause is None:
-                why = str(error).partition("\n")[0]
-                raise AutospecError(f"study {name!r}: its storage cannot be used: {why}") from error
-            time.sleep(pause)
-    raise AssertionError  # the last pause is None
 
 
 def _finished(optuna: Any) -> tuple[Any, ...]:

@@ -1,0 +1,1 @@
+"""`autospec export`: what other runtimes can take from a tuned policy, with the limits said."""
