@@ -17,7 +17,7 @@ from autospec.policies.base import asked
 from autospec.policies.registry import build_policy, make_policy, sources_of
 from autospec.policies.scoped import POOL, Scoped
 from autospec.policies.stopping import ConfidenceStop
-from autospec.policies.tuned import make_tuned
+from autospec.policies.tuned import make_tuned, policy_file, presets, read_contents
 from autospec.types import Action, BlockContext, BlockOutcome, Offer, OfferOutcome, RequestContext
 from tests import tiny
 
@@ -238,3 +238,22 @@ class TestWrap:
             autospec.wrap(model, policy=file) as speculator,
         ):
             assert speculator._costs is not None
+
+
+class TestPresets:
+    @pytest.mark.parametrize("name", presets())
+    def test_each_is_whole_and_says_where_it_is_from(self, name: str) -> None:
+        policy = make_policy(f"tuned:{name}", [*SOURCES, *read_contents(name)["drafts"]], Costs)
+        made = policy.settings["made"]  # type: ignore[attr-defined]
+        assert {"by", "at", "traffic", "target", "device", "threads", "versions", "speed_up"} <= set(made)
+        assert policy_file(name).parent.name == "presets"
+
+    def test_there_are_some_and_a_name_that_is_none_lists_them(self) -> None:
+        assert presets()
+        with pytest.raises(ConfigurationError, match=f"policy file nothing: No such file.*come .*{presets()[0]}"):
+            read_contents("nothing")
+
+    def test_a_file_of_that_name_comes_first(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path(presets()[0]).write_text("{}")
+        assert policy_file(presets()[0]).resolve().parent == tmp_path

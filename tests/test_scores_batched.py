@@ -112,7 +112,7 @@ class Forwards:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several batches, and several forwards for each."""
-    monkeypatch.setattr(batches, "MOST_TOKENS", 200)
+    monkeypatch.setattr(batches, "ON_HOST", batches.Bounds(8, 200))
     monkeypatch.setattr(batches, "MOST_BYTES", 4 * tiny.VOCAB * 24)
 
 
@@ -191,8 +191,7 @@ class TestForwards:
         requests = answered(target, SAMPLED, [*LENGTHS, (150, 40)])
         scorer = Scorer(target, {"assistant": Assistant(tiny.llama(seed=1))})
         scorer.score_batch(requests[:2])
-        monkeypatch.setattr(batches, "MOST_TOKENS", 160)
-        monkeypatch.setattr(batches, "MOST_ROWS", 3)
+        monkeypatch.setattr(batches, "ON_HOST", batches.Bounds(3, 160))
         monkeypatch.setattr(batches, "MOST_BYTES", 4 * tiny.VOCAB * 10)
         together, groups = batches.score_together, []
 

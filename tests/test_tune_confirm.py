@@ -27,18 +27,8 @@ from autospec.scores.scorer import Scorer
 from autospec.scores.walk import Walked, walk
 from autospec.traffic import TrafficRequest
 from autospec.tune import confirm as module
-from autospec.tune.confirm import (
-    WARM_UP_TOKENS,
-    Answer,
-    Arm,
-    Compared,
-    compare,
-    confirm,
-    confirm_lines,
-    recorded_options,
-    summary,
-    teach,
-)
+from autospec.tune.arms import Answer, Arm, recorded_options, teach
+from autospec.tune.confirm import WARM_UP_TOKENS, Compared, compare, confirm, confirm_lines, summary
 from autospec.types import Action, BlockOutcome
 from tests import tiny
 

@@ -239,6 +239,8 @@ def command(
     folder = ScoreFolder(scores or traffic / "scores" / digest(described), described)
     scoring = _score(reader, scorer, folder, imported)
     requests = [each for each in folder.read() if each.request_id in scoring.taken]  # it may know others from earlier
+    if folder.damage:
+        click.echo(folder.damage, err=True)
     train, rest = split(requests, by=split_by, held_out=held_out)
     table = measure(model, sources).table
     setting = Setting(
@@ -391,7 +393,8 @@ def _confirm(
     """Held-out prompts live, by a policy and by sources that know the training part and nothing later."""
     from tqdm import tqdm
 
-    from autospec.tune.confirm import confirm, teach
+    from autospec.tune.arms import teach
+    from autospec.tune.confirm import confirm
     from autospec.tune.evaluation import walk_policy
 
     train, rest = parts

@@ -91,10 +91,10 @@ def choose(
 ) -> Choice:
     """For each segment the candidate that was fastest in training, and plain decoding where it does not hold.
 
-    A segment has a candidate of its own where that was surely faster there than the one that was fastest over all;
-    the others are merged, and have that one. A candidate holds where, on the held-out requests of the segment, the
-    lower end of its speed-up's interval is above 1. The default, for segments that are not known or too small, is
-    the candidate that was fastest over all, judged in the same way.
+    A segment has a candidate of its own where that was surely faster in training there than the one that was fastest
+    over all, and faster held out; the others are merged, and have that one. A candidate holds where, on the held-out
+    requests of the segment, the lower end of its speed-up's interval is above 1. The default, for segments that are
+    not known or too small, is the candidate that was fastest over all, judged in the same way.
 
     Args:
         tried: the best over all first.
@@ -130,21 +130,28 @@ def _choose(
     counts = _counts(train)
     late = {request.request_id for request in held_out}
 
-    def held(part: Part, segments: Collection[str] | None = None) -> Sequence[Walked]:
+    def held(part: Part, segments: Collection[str]) -> Sequence[Walked]:
         """As it will serve: a policy sees the segments that have it alone."""
-        both = [each for each in (*train, *held_out) if segments is None or each.segment in segments]
+        both = [each for each in (*train, *held_out) if each.segment in segments]
         return [each for each in walks(part, both, setting) if each.request.request_id in late]
 
-    best = tried[0].part
-    default = best if interval_of(held(best)).low > 1.0 else OFF
-    trained: dict[str, dict[str, Walked]] = {}
+    known_walks: dict[str, dict[str, Walked]] = {}
 
-    def in_training(part: Part) -> dict[str, Walked]:
+    def of_all(part: Part) -> Mapping[str, Walked]:
+        """By request, along all of them, as it was tried."""
         key = json.dumps(part, sort_keys=True)
-        if key not in trained:
-            trained[key] = {each.request.request_id: each for each in walks(part, train, setting)}
-        return trained[key]
+        if key not in known_walks:
+            found = walks(part, [*train, *held_out], setting)
+            known_walks[key] = {each.request.request_id: each for each in found}
+        return known_walks[key]
 
+    def gain(part: Part, over: Part, requests: Sequence[ScoredRequest]) -> Interval:
+        ids = [request.request_id for request in requests]
+        before, after = of_all(over), of_all(part)
+        return speed_up([_seconds(before[each]) for each in ids], [_seconds(after[each]) for each in ids])
+
+    best = tried[0].part
+    default = best if interval_of([of_all(best)[request.request_id] for request in held_out]).low > 1.0 else OFF
     parts: dict[str, tuple[Part, str]] = {}
     wanted: dict[str, tuple[Part, str]] = {}
     for segment in sorted({*counts, *_counts(held_out)}):
@@ -158,19 +165,19 @@ def _choose(
         else:
             known = [each for each in tried if segment in each.seconds]
             fastest = min(known, key=lambda each: each.seconds[segment][0] / each.seconds[segment][1]).part
-            ids = [request.request_id for request in train if request.segment == segment]
-            own, common = in_training(fastest), in_training(best)
-            gain = speed_up([_seconds(common[each]) for each in ids], [_seconds(own[each]) for each in ids])
-            if fastest == best or gain.low <= 1.0:
-                wanted[segment] = best, "fastest over all, and nothing here is surely faster"
-            else:
-                wanted[segment] = fastest, f"fastest of {len(known)} here, {_said(gain)} over the fastest over all"
+            here, others = ([each for each in part if each.segment == segment] for part in (train, held_out))
+            wanted[segment] = best, "fastest over all, and nothing is surely faster here"
+            if fastest == best or not others or (found := gain(fastest, best, here)).low <= 1.0:
+                continue
+            if gain(fastest, best, others).ratio > 1.0:  # the fastest of many is flattered by having been chosen
+                why = f"fastest of {len(known)} here, {_said(found)} over the fastest over all, and faster held out"
+                wanted[segment] = fastest, why
     parts |= _judged(wanted, held)
     tuned = _tuned(default, {segment: part for segment, (part, _) in parts.items()}, setting)
-    early = {request.request_id for request in train}
+    chosen_by = {request.request_id for request in train}
     final = list(walk_policy(tuned, [*train, *held_out], setting))
     first, last = (
-        _by_segment([each for each in final if (each.request.request_id in early) == is_early])
+        _by_segment([each for each in final if (each.request.request_id in chosen_by) == is_early])
         for is_early in (True, False)
     )
     return Choice(

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
 from pathlib import Path
@@ -47,19 +47,9 @@ from autospec.scores.luck import Luck
 from autospec.scores.scorer import Scorer
 from autospec.scores.walk import Walked
 from autospec.traffic import Traffic, TrafficReader, TrafficRequest
+from autospec.tune.arms import Answer, Arm, teach
 from autospec.tune.choice import Choice, choose
-from autospec.tune.confirm import (
-    PARTED,
-    Answer,
-    Arm,
-    Compared,
-    Confirmed,
-    compare,
-    confirm_lines,
-    judge,
-    summary,
-    teach,
-)
+from autospec.tune.confirm import PARTED, Compared, Confirmed, compare, confirm_lines, judge, summary
 from autospec.tune.evaluation import Setting, walk_policy
 from autospec.tune.intervals import speed_up
 from autospec.tune.scoring import host_seconds, why_not
@@ -138,6 +128,7 @@ def main() -> int:
     results["plain_answers_as_recorded"] = sum(
         rows[each.request.request_id][OFF].tokens == each.request.output for each in live
     )
+    results["plain_milliseconds"] = plain_milliseconds([asdict(row[OFF]) for row in rows.values()])
     if options.tuning_time:
         results["tuning_time"] = tuning_time([each.scored for each in past], tuning, options)
     results["bars"] = bars(results)
@@ -400,6 +391,17 @@ def measured(
         "tuned_over_best_fixed": asdict(speed_up(seconds[best], seconds[TUNED])),
         "worst_segment": [worst.segment, worst.measured.ratio],
     }
+
+
+def plain_milliseconds(answers: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Of a token after prefill, by prompt: how far the machine is from repeating itself. Args: plain answers."""
+    found = []
+    for each in answers:
+        tokens = each["tokens"] if isinstance(each["tokens"], int) else len(each["tokens"])
+        if tokens > 1:
+            found.append(1000.0 * (each["seconds"] - each["prefill_seconds"]) / (tokens - 1))
+    names = {"least": 0.0, "lower_quartile": 0.25, "median": 0.5, "upper_quartile": 0.75, "most": 1.0}
+    return {name: round(float(np.quantile(found, share)), 1) for name, share in names.items()}
 
 
 def pair(model: Any, request: TrafficRequest, made: Mapping[str, Answer], name: str) -> Compared:
