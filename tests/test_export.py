@@ -325,7 +325,7 @@ class TestAdaptive:
             ({"best_fixed": {"policy": "hedge"}}, "made.best_fixed: a fixed action is needed"),
             ({"best_fixed": {"source": "ngram"}}, "made.best_fixed: "),
             ({"best_fixed": fixed("ngram", -1)}, "made.best_fixed: block_length=-1"),
-            ({"best_fixed": fixed(["ngram"], 4)}, "the name of a draft source is needed, not ['ngram']"),  # type: ignore[arg-type]
+            ({"best_fixed": fixed(["ngram"], 4)}, "source=['ngram']: the name of a draft source is needed"),  # type: ignore[arg-type]
             ({"best_fixed_by_segment": [1]}, "made.best_fixed_by_segment: an object is needed, not [1]"),
         ],
     )

@@ -114,10 +114,8 @@ def _left_out(tuned: Tuned, policy: Policy, segment: str | None) -> Iterator[str
         yield f"a runtime has one setting: segments with a policy of their own get the default's too ({named})"
 
 
-def _draft(tuned: Tuned, name: Any, origin: str) -> tuple[str, DraftSource | None]:
+def _draft(tuned: Tuned, name: str, origin: str) -> tuple[str, DraftSource | None]:
     """What kind of source it is, and retrieval as it is to be made."""
-    if not isinstance(name, str):
-        raise ConfigurationError(f"{origin}: the name of a draft source is needed, not {name!r:.60}")
     made = {**draft_table({name}), **tuned.drafts}.get(name)
     if made is None:
         return name, None
