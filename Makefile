@@ -23,7 +23,7 @@ DEV_READY := $(VENV)/.dev
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: $(COMPAT)/%/.ready
-.PHONY: help setup demo test test-compat bench lint format types lock model postgres clean
+.PHONY: help setup demo test test-compat bench lint format types lock model postgres browser clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,7 +33,7 @@ setup: $(DEV_READY) ## make .venv with autospec and the development tools
 demo: model ## speed up a small model on this machine and show what was gained (runtime packages only)
 	$(BIN)/autospec demo
 
-test: $(DEV_READY) lint types model postgres ## lint, format check, types, import contracts, all tests
+test: $(DEV_READY) lint types model postgres browser ## lint, format check, types, import contracts, all tests
 	$(BIN)/python -m pytest
 
 test-compat: compat-5.17 ## the decoder's tests on transformers 5.17 and on the newest 5.x
@@ -79,6 +79,14 @@ postgres:
 	  || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get -qq update \
 	    && DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends postgresql >/dev/null; } \
 	  || echo "make test: no PostgreSQL server here and it cannot be installed: its tests are skipped, which fails in CI"
+
+# The dashboard's tests look at its pages in Chromium, headless.
+browser:
+	@{ command -v chromium && command -v chromedriver; } >/dev/null \
+	  || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get -qq update \
+	    && DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends \
+	      chromium chromium-driver fonts-dejavu-core >/dev/null; } \
+	  || echo "make test: no Chromium with its driver here and it cannot be installed: its tests are skipped, which fails in CI"
 
 model: $(RUNTIME_READY)
 	$(BIN)/autospec models fetch $(MODEL)

@@ -40,7 +40,7 @@ from autospec.resuming import Learned
 from autospec.segments import Segmenter, make_segmenter
 from autospec.segments.requests import RequestSegments
 from autospec.telemetry.traces import pack
-from autospec.tuned_files import differences, drafts_of
+from autospec.tuned_files import differences, drafts_with
 from autospec.types import PhaseSeconds, RequestRecord
 
 if TYPE_CHECKING:
@@ -166,8 +166,7 @@ class Speculator:
         self._segments = RequestSegments(make_segmenter(segments))
         self.model = model
         self.tokenizer = tokenizer
-        self.sources = make_sources(drafts)
-        self.sources |= make_sources(drafts_of(policy, self.sources))
+        self.sources = make_sources(drafts_with(policy, drafts))
         self._refusal = _why_never(model) if self.sources else None
         if self._refusal is None:
             for source in self.sources.values():

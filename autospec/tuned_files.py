@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from autospec.costs.fingerprint import describe, digest
@@ -19,27 +19,33 @@ if TYPE_CHECKING:
 _HEAD = "tuned:"
 
 
-def drafts_of(policy: object, known: Collection[str]) -> list[DraftSource]:
-    """Draft sources that a tuned policy's file tells how to make, but for those that are there.
+def drafts_with(policy: object, drafts: Iterable[str | DraftSource]) -> list[str | DraftSource]:
+    """Draft sources, and with them those that a tuned policy's file tells how to make.
 
     Args:
         policy: as `wrap` takes it; anything but `tuned:FILE` brings none.
-        known: names of sources that need not be made.
+        drafts: as `wrap` takes them. A name that the file knows is made as the file says; an object is taken as it is.
 
     Raises:
         ConfigurationError: the file cannot be used, or says a source or a setting that there is not.
     """
+    given: list[str | DraftSource] = (
+        [drafts] if isinstance(drafts, str) or not isinstance(drafts, Iterable) else list(drafts)
+    )
     if not isinstance(policy, str) or not policy.startswith(_HEAD):
-        return []
+        return given
     file = policy.removeprefix(_HEAD)
     origin = f"policy file {file}"
     contents = read_contents(file)
     tuned = make_tuned(contents, lambda name, settings: build_policy(name, settings, Unmeasured), origin=origin)
-    return [
+    objects = [each for each in given if not isinstance(each, str)]
+    taken = {getattr(each, "name", None) for each in objects}
+    made = [
         make_draft(name, draft["source"], draft.get("settings", {}), origin)
         for name, draft in tuned.drafts.items()
-        if name not in known
+        if name not in taken
     ]
+    return [*objects, *(each for each in given if isinstance(each, str) and each not in tuned.drafts), *made]
 
 
 def make_draft(name: str, source: str, settings: Mapping[str, Any], origin: str) -> DraftSource:
@@ -55,7 +61,8 @@ def make_draft(name: str, source: str, settings: Mapping[str, Any], origin: str)
         made: DraftSource = make(**settings)
     except (TypeError, ConfigurationError) as error:
         raise ConfigurationError(f"{origin}: drafts.{name}: {error}") from error
-    made.name = name
+    if made.name != name:
+        made.name = name
     return made
 
 

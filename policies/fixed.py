@@ -56,8 +56,12 @@ class Fixed:
     @property
     def settings(self) -> dict[str, object]:
         """As it was made, in plain values."""
-        stops = {"least_margin": self.least_margin, "most_entropy": self.most_entropy}
-        return {"source": self.source, "block_length": self.block_length, **{k: v for k, v in stops.items() if v}}
+        found: dict[str, object] = {"source": self.source, "block_length": self.block_length}
+        if self.least_margin:
+            found["least_margin"] = self.least_margin
+        if self.most_entropy is not None:
+            found["most_entropy"] = self.most_entropy
+        return found
 
     def choose(self, context: BlockContext) -> Action:
         return self._action if self.source in context.sources else OFF

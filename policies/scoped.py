@@ -28,7 +28,8 @@ class Scoped:
 
     def __init__(self, policy: Policy, sources: Collection[str] | None = None, *, pooled: bool = False) -> None:
         if sources is not None:
-            if isinstance(sources, str) or not sources or not all(isinstance(name, str) for name in sources):
+            is_listed = isinstance(sources, (list, tuple, set, frozenset))
+            if not is_listed or not sources or not all(isinstance(name, str) for name in sources):
                 raise ConfigurationError(f"sources={sources!r:.60}: names of draft sources are needed, at least one")
             sources = frozenset(sources)
         if not isinstance(pooled, bool):

@@ -43,6 +43,9 @@ class Tuned:
         self.segments = dict(segments)
         self.settings: dict[str, object] = dict(contents)
         self.wants_offers = any(getattr(policy, "wants_offers", False) for _, policy in self.parts())
+        widths = [width for _, policy in self.parts() if (width := getattr(policy, "verify_width", None)) is not None]
+        if widths:  # costs are of the device, and the same for all that know them
+            self.verify_width = widths[0]
 
     def parts(self) -> Iterator[tuple[str, Policy]]:
         """Each policy inside once, with the field of the file that says it first."""
@@ -68,13 +71,6 @@ class Tuned:
 
     def choose(self, context: BlockContext) -> Action:
         return self._of(context.segment).choose(context)
-
-    def verify_width(self, num_tokens: int, context_tokens: int) -> int:
-        """As any of them has it that knows costs: those are of the device, and the same for all."""
-        for _, policy in self.parts():
-            if (width := getattr(policy, "verify_width", None)) is not None:
-                return int(width(num_tokens, context_tokens))
-        return num_tokens
 
     def observe(self, outcome: BlockOutcome) -> None:
         self._of(outcome.segment).observe(outcome)
@@ -218,6 +214,8 @@ def make_part(part: Any, build: Build, where: str) -> Policy:
             raise ConfigurationError(f"{where}: unknown field {unknown[0]!r}: known are {', '.join(sorted(_BUILT))}")
         if name == Tuned.name:
             raise ConfigurationError(f"{where}: policy: a tuned policy cannot be inside another one")
+    if name == "guard" and isinstance(settings, Mapping):
+        settings = {"seed": None, **settings}  # each process draws its controls anew, unless the file says how
     try:
         policy = build(name, settings)
         if part.keys() & {"sources", "pooled"}:

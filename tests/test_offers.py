@@ -292,3 +292,19 @@ def test_indexing_the_prompt_is_no_part_of_drafting(model: Any, name: str) -> No
     assert first.catch_up_seconds > 0
     assert all(outcome.catch_up_seconds == 0 for outcome in later)
     assert all(outcome.draft_seconds >= 0 for outcome in policy.outcomes)
+
+
+def test_what_a_model_drafts_now_is_known_to_no_policy(model: Any) -> None:
+    """Its tokens may be drawn: a choice that knew how many there are would depend on the draws."""
+
+    class Greedy(Watching):
+        def asks(self, segment: str, sources: Any) -> list[str]:
+            return ["assistant", "ngram", "ngram", "nothing"]
+
+    policy = Greedy(Action("assistant", 2))
+    drafts = [NGram(), Suffix(), Assistant(tiny.near_copy(model))]
+    with autospec.wrap(model, drafts=drafts, policy=policy):
+        model.generate(tiny.prompt(20), max_new_tokens=12, do_sample=True)
+    assert policy.contexts
+    assert all(set(context.offers) <= {"ngram"} for context in policy.contexts)
+    assert any(context.offers for context in policy.contexts)

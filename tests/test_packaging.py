@@ -147,8 +147,9 @@ def test_wheel_carries_all_parts(tmp_path: Path) -> None:
             path.relative_to(ROOT / folder).as_posix() for path in (ROOT / folder).rglob("*") if path.suffix in kinds
         }
 
+    kinds = (".py", ".mako", ".json", ".yml", ".html", ".css", ".js", ".svg")
     for folder in ("policies", "telemetry"):
-        assert {f"autospec/{folder}/{name}" for name in modules(folder, (".py", ".mako", ".json", ".yml"))} <= names
+        assert {f"autospec/{folder}/{name}" for name in modules(folder, kinds)} <= names
     assert {f"autospec/data/{name}" for name in modules("autospec/data", (".py", ".jsonl"))} <= names
     assert "autospec/data/demo_prompts.jsonl" in names
     assert {f"autospec/data/smollm2-135m-assistant/{name}" for name in ("config.json", "model.safetensors")} <= names

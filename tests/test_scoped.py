@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import tomli_w
 
 import autospec
 from autospec.controller import Controller
+from autospec.drafts import NGram, make_sources
 from autospec.errors import ConfigurationError
 from autospec.policies import Fixed
 from autospec.policies.base import asked
@@ -18,6 +20,7 @@ from autospec.policies.registry import build_policy, make_policy, sources_of
 from autospec.policies.scoped import POOL, Scoped
 from autospec.policies.stopping import ConfidenceStop
 from autospec.policies.tuned import make_tuned, policy_file, presets, read_contents
+from autospec.tuned_files import made_for
 from autospec.types import Action, BlockContext, BlockOutcome, Offer, OfferOutcome, RequestContext
 from tests import tiny
 
@@ -116,7 +119,17 @@ class TestScoped:
         assert not Scoped(Fixed()).is_control(context().request)
         assert copy.deepcopy(policy).state() == policy.state()
 
-    @pytest.mark.parametrize("options", [{"sources": []}, {"sources": "ngram"}, {"sources": [1]}, {"pooled": 1}])
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"sources": []},
+            {"sources": "ngram"},
+            {"sources": [1]},
+            {"sources": 5},
+            {"sources": {"ngram": 1}},
+            {"pooled": 1},
+        ],
+    )
     def test_what_makes_no_sense(self, options: dict[str, Any]) -> None:
         with pytest.raises(ConfigurationError, match="needed"):
             Scoped(Fixed(), **options)
@@ -142,6 +155,22 @@ class TestTuned:
         narrow = tuned({"default": {**GOODPUT, "sources": ["suffix", "assistant"]}})
         assert list(asked(narrow, "b", SOURCES[:2])) == ["suffix"]
         assert list(Controller(narrow).asks("b", SOURCES[:2])) == ["suffix"]
+
+    def test_it_pads_where_a_part_does(self) -> None:
+        fixed = {"source": "ngram", "block_length": 4}
+        assert not hasattr(tuned({"default": fixed}), "verify_width")
+        assert tuned({"default": fixed, "segments": {"a": GOODPUT}}).verify_width(2, 100) == 2
+
+    def test_guards_of_a_file_draw_controls_anew_in_each_process(self) -> None:
+        settings = {"policy": GOODPUT, "control_share": 0.5}
+
+        def drawn(**more: object) -> set[tuple[bool, ...]]:
+            part = {"policy": "guard", "settings": {**settings, **more}}
+            policies = [tuned({"default": part}) for _ in range(3)]
+            return {tuple(policy.is_control(context().request) for _ in range(40)) for policy in policies}
+
+        assert len(drawn()) == 3
+        assert len(drawn(seed=1)) == 1
 
     def test_sources_that_a_part_needs_must_be_there(self) -> None:
         policy = tuned({"default": {**GOODPUT, "sources": ["ngram", "assistant"]}})
@@ -178,6 +207,7 @@ class TestTuned:
             "least_margin": 0.4,
             "most_entropy": 2.0,
         }
+        assert Fixed("a", block_length=2, most_entropy=0.0).settings["most_entropy"] == 0.0
         assert Fixed("ngram", block_length=2).settings == {"source": "ngram", "block_length": 2}
         with pytest.raises(ConfigurationError, match="least_margin=2"):
             Fixed("assistant", block_length=2, least_margin=2)
@@ -215,10 +245,29 @@ class TestWrap:
         with pytest.raises(ConfigurationError, match=message):
             autospec.wrap(tiny.llama(), policy=file)
 
-    def test_elsewhere_than_it_was_tuned_it_warns_and_measures(self, tmp_path: Path) -> None:
-        from autospec.drafts import make_sources
-        from autospec.tuned_files import made_for
+    def test_names_are_made_as_the_file_says_and_objects_are_left(self, tmp_path: Path) -> None:
+        drafts = {"ngram": {"source": "ngram", "settings": {"min_ngram": 3}}, "suffix": {"source": "suffix"}}
+        file = written(tmp_path, {"default": {"source": "ngram", "block_length": 4}, "drafts": drafts})
+        with autospec.wrap(tiny.llama(), policy=file) as speculator:  # `ngram` is there by default
+            assert speculator.sources["ngram"].min_ngram == 3  # type: ignore[attr-defined]
+            assert set(speculator.sources) == {"ngram", "suffix"}
+        own = NGram(min_ngram=2)
+        with autospec.wrap(tiny.llama(), drafts=[own], policy=file) as speculator:
+            assert speculator.sources["ngram"] is own
 
+    def test_sources_of_the_file_are_those_that_it_was_tuned_with(self, tmp_path: Path) -> None:
+        """Made under their own names they are no other sources: nothing is warned of, and nothing measured."""
+        model = tiny.llama()
+        made = made_for(model, make_sources(["ngram", "suffix"]))
+        drafts = {"ngram": {"source": "ngram"}, "suffix": {"source": "suffix"}}
+        default = {"source": "suffix", "block_length": 4}
+        file = written(tmp_path, {"default": default, "drafts": drafts, "made": made})
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with autospec.wrap(model, policy=file) as speculator:
+                assert speculator._costs is None
+
+    def test_elsewhere_than_it_was_tuned_it_warns_and_measures(self, tmp_path: Path) -> None:
         model = tiny.llama()
         here = made_for(model, make_sources(["ngram"]))
         default = {"source": "ngram", "block_length": 4}

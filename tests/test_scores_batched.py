@@ -19,7 +19,7 @@ from autospec.certify.cases import Costs
 from autospec.certify.synthetic import SyntheticModel, random_table
 from autospec.drafts import Assistant, CrossTokenizer, EarlyExit, NGram, Suffix
 from autospec.drafts.drawing import confidence
-from autospec.errors import AutospecError, ConfigurationError, DraftError
+from autospec.errors import AutospecError, ConfigurationError
 from autospec.scores import ScoredRequest, batches
 from autospec.scores import scorer as scorer_module
 from autospec.scores.acceptance import confidences
@@ -354,7 +354,6 @@ class TestWhatCannotBeScored:
         bad = {
             1: request(10, [1, 2**32 - 1], [1, 2], **SAMPLED),
             2: request(11, [1, 2], [1, 700], **SAMPLED),
-            3: request(12, [1] * 60, [2] * 20, **SAMPLED),
             5: request(13, [1, 2], [1, 2], attention_mask=[[1]]),
             6: request(14, [1, 2], []),
             7: request(15, [1, 2], [3, 4, 5, 6], **{**SAMPLED, "temperature": -1.0}),
@@ -367,14 +366,24 @@ class TestWhatCannotBeScored:
             if index not in bad:
                 assert_same(alone.score(each), other)
                 continue
-            with pytest.raises((ConfigurationError, DraftError, TypeError, ValueError)) as caught:
+            with pytest.raises((ConfigurationError, TypeError, ValueError)) as caught:
                 alone.score(each)
             assert type(other) is caught.type, index
             assert str(other) == str(caught.value)
         assert isinstance(found[1], ConfigurationError)
         assert str(found[2]) == "token ids that the target does not know"
-        assert isinstance(found[3], DraftError)
-        assert "context window of 64 tokens" in str(found[3])
+
+    def test_a_text_beyond_a_drafts_window_costs_that_draft_alone(self) -> None:
+        """As in service, where the source is off for the request and the others go on."""
+        target, draft = tiny.llama(), tiny.llama(seed=1, max_position_embeddings=64)
+        good = answered(target, SAMPLED, LENGTHS[:2])
+        batch = [good[0], request(12, [1] * 60, [2] * 20, **SAMPLED), good[1]]
+        alone, together = (Scorer(target, {"assistant": Assistant(draft), "suffix": Suffix()}) for _ in range(2))
+        for each, other in zip(batch, together.score_batch(batch), strict=True):
+            assert isinstance(other, ScoredRequest)
+            assert_same(alone.score(each), other)
+            assert set(other.drafts) == (set() if each is batch[1] else {"assistant"})
+            assert set(other.offers) == {"suffix"}
 
     def test_a_processor_that_fails_in_the_middle(self, monkeypatch: pytest.MonkeyPatch) -> None:
         target = tiny.llama()

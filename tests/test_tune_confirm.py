@@ -388,7 +388,7 @@ class TestOutputs:
         assert "\x1b" not in text
         row = next(line for line in text.splitlines() if line.startswith("all"))
         assert row.split() == [
-            "all", "2", "3.00x", "(3.00", "to", "3.00)", "2.00x", "(2.00", "to", "2.00)", "+50.0", "%",
+            "all", "2", "3.00x", "(of", "2)", "2.00x", "(of", "2)", "+50.0", "%",
         ]  # fmt: skip
         assert "8.0 s plainly, 4.0 s under the policy" in text
         assert "parted" not in text

@@ -186,7 +186,7 @@ class TestCurves:
 
     def test_of_nothing(self) -> None:
         assert curves([], SETTING, (2,)) == {ALL: []}
-        assert best_fixed({ALL: []}) == {ALL: OFF}
+        assert best_fixed({ALL: []}, SETTING) == {ALL: OFF}
 
     def test_a_segment_without_a_name_is_part_of_all_traffic_alone(self) -> None:
         mixed = [replace(each, segment="" if each.segment == "chats" else each.segment) for each in REQUESTS]
@@ -203,7 +203,8 @@ class TestBestFixed:
                 "even": [curve("ngram", 1.0, 1.0)],
                 "slow": [curve("ngram", 0.9, 0.99), curve("assistant", 0.7, 0.5)],
                 "tied": [curve("ngram", 1.2, 1.2), curve("assistant", 1.2, 1.1)],
-            }
+            },
+            SETTING,
         )
         assert found == {
             ALL: {"source": "assistant", "block_length": 1},
@@ -213,7 +214,7 @@ class TestBestFixed:
         }
 
     def test_of_walks_it_is_the_one_with_the_fewest_seconds(self) -> None:
-        found = best_fixed(curves(REQUESTS, SETTING, Costs.block_lengths))
+        found = best_fixed(curves(REQUESTS, SETTING, Costs.block_lengths), SETTING)
         assert found["noise"] == OFF
         for segment in ("copies", "chats"):
             own = [each for each in REQUESTS if each.segment == segment]
@@ -226,6 +227,12 @@ class TestBestFixed:
                     seconds[source, length] = summed.seconds / summed.off_seconds
             source, length = min(seconds, key=lambda each: seconds[each])
             assert found[segment] == {"source": source, "block_length": length}
+
+    def test_few_requests_have_none_and_too_much_memory_is_none(self) -> None:
+        few = [each for each in REQUESTS if each.segment != "noise"] + [REQUESTS[2]]
+        assert set(best_fixed(curves(few, SETTING, (4,)), SETTING)) == {ALL, "copies", "chats"}
+        small = replace(SETTING, memory={"assistant": 100}, memory_limit=10)
+        assert best_fixed(curves(REQUESTS, small, (4,)), small)["chats"].get("source") != "assistant"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ _COMMANDS = {
     "calibrate": "autospec.cli.calibrate",
     "certify": "autospec.cli.certify",
     "corpus": "autospec.cli.corpus",
+    "dashboard": "autospec.cli.dashboard",
     "db": "autospec.cli.db",
     "demo": "autospec.cli.demo",
     "drafts": "autospec.cli.drafts",

@@ -187,6 +187,8 @@ def command(
     """
     if out.suffix.lower() != ".toml":
         raise click.BadParameter(f"{out.name!r}: a name that ends in .toml is needed", param_hint="--out")
+    if confirm is not None and split_by != "time":
+        raise click.BadParameter("it needs --split time: sources know what came before", param_hint="--confirm")
     for file, hint in ((out, "--out"), (page_file, "--report")):
         if file is not None and not os.access(file.parent, os.W_OK | os.X_OK):
             raise click.BadParameter(f"{file.parent}: no folder that can be written to", param_hint=hint)
@@ -197,7 +199,7 @@ def command(
     from autospec.costs.measuring import measure
     from autospec.deployment import device_name, model_name
     from autospec.drafts import make_sources
-    from autospec.errors import ConfigurationError
+    from autospec.errors import AutospecError, ConfigurationError
     from autospec.memory import held_bytes
     from autospec.policies.registry import make_policy
     from autospec.scores.folder import ScoreFolder
@@ -214,7 +216,7 @@ def command(
     from autospec.tune.split import split
     from autospec.tune.variants import make_variants
     from autospec.tune.workers import Job, helping, shared_storage
-    from autospec.tuned_files import drafts_of
+    from autospec.tuned_files import drafts_with
 
     chosen: list[Any] = [name.strip() for name in drafts.split(",") if name.strip()]
     make_sources(chosen)  # an unknown name is better known before a model is loaded
@@ -230,6 +232,8 @@ def command(
     if (assistant := assistant_for(target, assistant)) is not None:
         chosen.append(load_assistant(assistant, dtype))
     sources = make_sources(chosen)
+    if not sources:
+        raise click.UsageError("nothing to tune: give --drafts or --assistant")
     if vary:
         sources |= make_variants(sources)
     for source in sources.values():
@@ -264,6 +268,7 @@ def command(
             storage=place,
             name=study,
             seed=seed,
+            origin=digest(described),
             trials=trials,
             seconds=budget,
         )
@@ -281,7 +286,7 @@ def command(
         model,
         sources,
         requests=requests,
-        best_fixed=best_fixed(drawn),
+        best_fixed=best_fixed(curves(train, setting, table.block_lengths), setting),
         settings={
             "split": split_by,
             "held_out": held_out,
@@ -289,9 +294,11 @@ def command(
             "seed": seed,
             "trials": len(tried),
             "tokenizer": reader.manifest.fingerprint,
-            "seconds_of": search.device,
         },
     )
+    if search.device != device:  # what the seconds are of
+        made["device"] = search.device
+        del made["threads"]
     write_policy(out, choice.contents(made))
     notes = [
         f"scoring took {scoring.seconds:.0f} s, the search {search_seconds:.0f} s; {len(requests)} requests walked, "
@@ -305,30 +312,37 @@ def command(
     if page_file is not None:
         write_page(page_file, page(choice, tried, drawn, notes, made))
         notes.append(f"the same with curves: {page_file}")
+    if not json:
+        for line in lines(choice, tried, notes, drawn):
+            click.echo(line)
     confirmed: list[Confirmed] = []
+    failure: AutospecError | None = None
     if confirm is not None:
         named = f"tuned:{out}"
-        confirmed = _confirm(
-            model,
-            tokenizer,
-            [*chosen, *drafts_of(named, make_sources(chosen))],
-            reader,
-            (train, rest),
-            lambda: make_policy(named, sources, lambda: setting.costs),
-            setting,
-            sampling,
-            confirm,
-        )
+        try:
+            confirmed = _confirm(
+                model,
+                tokenizer,
+                drafts_with(named, chosen),
+                reader,
+                (train, rest),
+                lambda: make_policy(named, sources, lambda: setting.costs),
+                setting,
+                sampling,
+                confirm,
+            )
+        except AutospecError as error:  # what was found is said first
+            failure = error
     if json:
         click.echo(dumps(_as_json(choice, tried, scoring, out, search_seconds, confirmed)))
-        return
-    for line in lines(choice, tried, notes, drawn):
-        click.echo(line)
-    if confirmed:
+    elif confirmed:
         from autospec.tune.confirm import confirm_lines
 
+        click.echo("")
         for line in confirm_lines(confirmed):
             click.echo(line)
+    if failure is not None:
+        raise failure
 
 
 @dataclass(frozen=True, slots=True)

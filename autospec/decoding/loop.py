@@ -179,7 +179,8 @@ class Loop:
     def _choose(self) -> tuple[BlockContext, Action]:
         """What is known before the block, and what is done in it."""
         self._offered = {}
-        names = () if self.tally.is_control else self._chooser.asks(self._request.segment, self._retrieval)
+        wanted = () if self.tally.is_control else self._chooser.asks(self._request.segment, self._retrieval)
+        names = [name for name in self._retrieval if name in wanted]  # what others would draft now is nobody's to know
         offers = {name: offer for name in names if (offer := self._ask(name))}
         context = BlockContext(
             request=self._request,

@@ -72,7 +72,7 @@ class ScoreFolder:
     def read(self) -> list[ScoredRequest]:
         """All of them, the first to arrive first; of several with one id the last. Damaged parts are counted."""
         found = {scored.request_id: scored for scored in self._stored()}
-        return sorted(found.values(), key=lambda scored: (scored.started_at, scored.request_id))
+        return sorted(found.values(), key=lambda scored: (scored.started_at, scored.turn, scored.request_id))
 
     def done(self) -> set[str]:
         """Ids of the requests that are scored."""
@@ -188,6 +188,7 @@ def _from_json(content: Mapping[str, Any]) -> ScoredRequest:
         drafts=drafts,
         offers=offers,
         conversation=None if content["conversation"] is None else str(content["conversation"]),
+        turn=int(content.get("turn", 0)),
         prefill_seconds=None if prefill is None else float(prefill),
     )
 

@@ -54,6 +54,7 @@ class ScoredRequest:
     drafts: Mapping[str, DraftScores] = field(default_factory=dict)
     offers: Mapping[str, OfferScores] = field(default_factory=dict)
     conversation: str | None = None
+    turn: int = 0  # of those that were asked one after the other, and have one time
     prefill_seconds: float | None = None  # as measured when it was recorded
 
     @cached_property

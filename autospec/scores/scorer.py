@@ -61,10 +61,9 @@ class Scorer:
 
     @torch.no_grad()
     def score(self, traffic: TrafficRequest) -> ScoredRequest:
-        """What each source would have done along the request's answer.
+        """What each source would have done along the request's answer; nothing of a draft that cannot read it.
 
         Raises:
-            DraftError: a model draft cannot read the text.
             ConfigurationError: there is no answer, or the target does not know its tokens.
         """
         prepared = self._checked(traffic)
@@ -134,6 +133,7 @@ class Scorer:
             offers={name: offers_along(source, prepared, traffic) for name, source in self._retrieval.items()},
             drafts=drafts,
             conversation=traffic.conversation,
+            turn=traffic.turn,
             prefill_seconds=prefill or None,  # 0 where phases were not measured
         )
         self._learn(prepared, traffic)
@@ -158,9 +158,9 @@ class Scorer:
                 done[index] = {}
             elif len(batch) > 1:
                 answer = _or_error(self._answer, traffic, how)
-                if isinstance(answer, Exception):
+                if isinstance(answer, Exception) and not isinstance(answer, DraftError):
                     done[index] = answer
-                elif answer is not None:
+                elif isinstance(answer, Answer):
                     answers[index] = answer
         for group in packed(list(answers.values())):
             if len(group) > 1:
@@ -204,8 +204,11 @@ class Scorer:
             alongs[name] = _Along(session.along(traffic.prompt, traffic.output), is_drawn[name])
         for token in torch.tensor([traffic.output], device=prepared.request.device).T:
             probs = None if target is None else next(target)[None]
-            for along in alongs.values():
-                along.add(token, probs, is_paired=self._is_paired)
+            for name in list(alongs):
+                try:
+                    alongs[name].add(token, probs, is_paired=self._is_paired)
+                except DraftError:
+                    del alongs[name]  # a text that it cannot read: live, it is off for this request
         return {name: along.scores() for name, along in alongs.items()}
 
 

@@ -198,10 +198,12 @@ class _Walk:
 def _until_stopped(
     stop: Stop, scores: DraftScores, position: int, block_length: int
 ) -> tuple[int, tuple[tuple[float, float], ...]]:
-    """Margins and entropies beyond the first rejection are taken to be those along the answer."""
+    """Margins and entropies beyond the first rejection are taken to be those along the answer, and beyond its end as
+    its last ones: the draft does not know where the answer ends."""
     confidences: list[tuple[float, float]] = []
-    for drafted in range(min(block_length, len(scores.margin) - position)):
-        confidences.append((float(scores.margin[position + drafted]), float(scores.entropy[position + drafted])))
+    for drafted in range(block_length):
+        place = min(position + drafted, len(scores.margin) - 1)
+        confidences.append((float(scores.margin[place]), float(scores.entropy[place])))
         if stop.ends(*confidences[-1]):
             return drafted, tuple(confidences)
         if not stop.wants_more():

@@ -49,9 +49,14 @@ def suggest(trial: Suggests, space: Space) -> Part:
     if kind == "fixed":
         return _fixed(trial, space)
     part = {"hedge": _plain, "linucb": _plain, "goodput": _goodput, "auto": _auto}[kind](trial, kind)
-    used = [trial.suggest_categorical(usual, (*names, NOT_USED)) for usual, names in space.families.items()]
+    used = [trial.suggest_categorical(_param(usual), (*names, NOT_USED)) for usual, names in space.families.items()]
     sources = [name for name in used if name != NOT_USED] or list(space.families)
     return {**part, "sources": sources, "pooled": trial.suggest_categorical("pooled", (False, True))}
+
+
+def _param(usual: str) -> str:
+    """A plug-in may be called as any other parameter is."""
+    return f"uses {usual}"
 
 
 def _fixed(trial: Suggests, space: Space) -> Part:
@@ -112,7 +117,7 @@ def heuristics(space: Space) -> Iterator[dict[str, Any]]:
         "exploration": 0.0075,
         "optimism": 1.0,
     }
-    everything = {**{name: name for name in space.families}, "pooled": False}
+    everything = {**{_param(name): name for name in space.families}, "pooled": False}
     guard = {"guard_minimum_gain": 0.02, "error_rate": 0.01, "pause_blocks": 200}
     yield {"policy": "auto", **usual, **guard, **everything}
     yield {"policy": "goodput", **usual, **everything}

@@ -15,15 +15,13 @@ from autospec.scores.scored import ScoredRequest
 from autospec.scores.walk import Walked
 from autospec.tune.candidates import OFF, Part, sources_in
 from autospec.tune.evaluation import Setting, walk_policy, walks
-from autospec.tune.intervals import Interval, interval_of, speed_up
+from autospec.tune.intervals import LEAST_REQUESTS as LEAST_JUDGED
+from autospec.tune.intervals import Interval, interval_of, said, speed_up
 from autospec.tune.search import Tried
 from autospec.tune.variants import draft_table
 
 LEAST_REQUESTS = 8
 """A segment with fewer requests to choose by has no policy of its own."""
-LEAST_JUDGED = 3
-"""Held-out requests of a segment; resampling fewer says nothing."""
-
 
 CONTROL_SHARE = 0.02
 """Of the requests, in service: without them a speed-up cannot be measured."""
@@ -151,7 +149,7 @@ def _choose(
         return speed_up([_seconds(before[each]) for each in ids], [_seconds(after[each]) for each in ids])
 
     best = tried[0].part
-    default = best if interval_of([of_all(best)[request.request_id] for request in held_out]).low > 1.0 else OFF
+    default = best if _holds(interval_of([of_all(best)[request.request_id] for request in held_out])) else OFF
     parts: dict[str, tuple[Part, str]] = {}
     wanted: dict[str, tuple[Part, str]] = {}
     for segment in sorted({*counts, *_counts(held_out)}):
@@ -170,9 +168,11 @@ def _choose(
             if fastest == best or not others or (found := gain(fastest, best, here)).low <= 1.0:
                 continue
             if gain(fastest, best, others).ratio > 1.0:  # the fastest of many is flattered by having been chosen
-                why = f"fastest of {len(known)} here, {_said(found)} over the fastest over all, and faster held out"
+                why = f"fastest of {len(known)} here, {said(found)} over the fastest over all, and faster held out"
                 wanted[segment] = fastest, why
-    parts |= _judged(wanted, held)
+            else:
+                wanted[segment] = best, "fastest over all; what was surely faster here in training was not, held out"
+    parts |= _judged(wanted, held, default)
     tuned = _tuned(default, {segment: part for segment, (part, _) in parts.items()}, setting)
     chosen_by = {request.request_id for request in train}
     final = list(walk_policy(tuned, [*train, *held_out], setting))
@@ -200,12 +200,15 @@ def _choose(
 
 
 def _judged(
-    wanted: Mapping[str, tuple[Part, str]], held: Callable[[Part, Collection[str]], Sequence[Walked]]
+    wanted: Mapping[str, tuple[Part, str]],
+    held: Callable[[Part, Collection[str]], Sequence[Walked]],
+    default: Part,
 ) -> dict[str, tuple[Part, str]]:
     """For each segment what was wanted, or plain decoding where it does not hold, and why.
 
     Segments with equal policies are merged: one policy learns from all of them. Where it does not hold in one of
-    them, that one gets plain decoding, and the others are judged again without it.
+    them, that one gets plain decoding, and the others are judged again without it. A segment with too few requests to
+    judge by has what all others have, unless it is slower on these.
     """
     parts: dict[str, tuple[Part, str]] = {}
     groups: dict[str, list[str]] = defaultdict(list)
@@ -215,14 +218,17 @@ def _judged(
         part = wanted[segments[0]][0]
         while segments:
             walked = _by_segment(held(part, segments))
-            failed = {}
+            failed: dict[str, tuple[Part, str]] = {}
             for segment in segments:
                 judged = walked.get(segment, [])
-                if len(judged) < LEAST_JUDGED:
-                    failed[segment] = f"{len(judged)} held-out requests to judge by, {LEAST_JUDGED} are needed"
-                elif (found := interval_of(judged)).low <= 1.0:
-                    failed[segment] = f"what was fastest in training is {_said(found)} held out: not surely above 1"
-            parts |= {segment: (OFF, why) for segment, why in failed.items()}
+                found = interval_of(judged) if judged else None
+                if found is None or (not found.is_sure and found.ratio > 1.0):
+                    why = f"{len(judged)} held-out requests to judge by, {LEAST_JUDGED} are needed: as all others"
+                    failed[segment] = default, why
+                elif not _holds(found):
+                    why = f"what was fastest in training is {said(found)} held out: not surely above 1"
+                    failed[segment] = OFF, why
+            parts |= failed
             if not failed:
                 break
             segments = [segment for segment in segments if segment not in failed]
@@ -259,5 +265,5 @@ def _seconds(walked: Walked) -> float:
     return walked.seconds + (walked.request.prefill_seconds or 0.0)
 
 
-def _said(found: Interval) -> str:
-    return f"{found.ratio:.2f}x ({found.low:.2f} to {found.high:.2f})"
+def _holds(found: Interval) -> bool:
+    return found.is_sure and found.low > 1.0

@@ -19,8 +19,8 @@ from autospec.scores.walk import Walked
 from autospec.telemetry.labels import columns, pad, visible
 from autospec.traffic import TrafficRequest
 from autospec.tune.arms import Answer, Arm
-from autospec.tune.intervals import Interval, interval_of, speed_up
-from autospec.tune.report import MOST_COLUMNS, said
+from autospec.tune.intervals import Interval, interval_of, said, speed_up
+from autospec.tune.report import MOST_COLUMNS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

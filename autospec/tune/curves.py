@@ -77,11 +77,21 @@ def curves(requests: Sequence[ScoredRequest], setting: Setting, block_lengths: S
     return found
 
 
-def best_fixed(curves: Mapping[str, Sequence[Curve]]) -> dict[str, Part]:
-    """The fastest fixed action of each segment and of all traffic; plain decoding where none is above 1."""
+def best_fixed(curves: Mapping[str, Sequence[Curve]], setting: Setting) -> dict[str, Part]:
+    """The fastest fixed action of each segment and of all traffic; plain decoding where none is above 1.
+
+    Segments with too few requests for an interval have none, and sources that take too much memory are none.
+
+    Args:
+        curves: over the requests to choose by.
+        setting: with the limit of memory.
+    """
     found: dict[str, Part] = {}
     for segment, group in curves.items():
-        fastest = max(group, key=lambda curve: curve.best.speed_up.ratio, default=None)
+        if not all(point.speed_up.is_sure for curve in group for point in curve.points):
+            continue
+        usable = [curve for curve in group if setting.excess({curve.source}) <= 0.0]
+        fastest = max(usable, key=lambda curve: curve.best.speed_up.ratio, default=None)
         if fastest is None or not fastest.best.block_length:
             found[segment] = dict(OFF)
         else:

@@ -11,6 +11,8 @@ from autospec.scores.walk import Walked
 
 RESAMPLES = 2_000
 CONFIDENCE = 0.95
+LEAST_REQUESTS = 8
+"""To resample: of three whose ratio is 1 the interval lies above 1 in one case of eight, of four in one of ten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,12 @@ class Interval:
     ratio: float
     low: float
     high: float
+    requests: int | None = None  # that were resampled; None where nothing was
+
+    @property
+    def is_sure(self) -> bool:
+        """Are there enough requests for the interval to say what it says? Of a few, resampling knows too little."""
+        return self.requests is None or self.requests >= LEAST_REQUESTS
 
 
 def speed_up(off_seconds: Sequence[float], seconds: Sequence[float], *, seed: int = 0) -> Interval:
@@ -35,7 +43,7 @@ def speed_up(off_seconds: Sequence[float], seconds: Sequence[float], *, seed: in
     sums = pairs[:, picks].sum(axis=2)
     low, high = np.quantile(sums[0] / sums[1], [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     off, on = pairs.sum(axis=1)
-    return Interval(float(off / on), float(low), float(high))
+    return Interval(float(off / on), float(low), float(high), pairs.shape[1])
 
 
 def interval_of(walked: Sequence[Walked]) -> Interval:
@@ -44,3 +52,12 @@ def interval_of(walked: Sequence[Walked]) -> Interval:
     off = [each.off_seconds + more for each, more in zip(walked, prefill, strict=True)]
     on = [each.seconds + more for each, more in zip(walked, prefill, strict=True)]
     return speed_up(off, on)
+
+
+def said(interval: Interval | None) -> str:
+    """A speed-up with its interval, or with the number of requests where these are too few for one."""
+    if interval is None:
+        return "-"
+    if not interval.is_sure:
+        return f"{interval.ratio:.2f}x (of {interval.requests})"
+    return f"{interval.ratio:.2f}x ({interval.low:.2f} to {interval.high:.2f})"

@@ -12,8 +12,8 @@ from autospec.telemetry.plot import TICKS
 from autospec.telemetry.render_html import STYLE
 from autospec.tune.choice import Choice, SegmentChoice
 from autospec.tune.curves import ALL, Curve, Point
-from autospec.tune.intervals import Interval
-from autospec.tune.report import best_of, label, said, surplus
+from autospec.tune.intervals import Interval, said
+from autospec.tune.report import best_of, label, surplus
 from autospec.tune.search import Tried
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 820, 56, 270, 12, 44
@@ -140,7 +140,7 @@ def _segment(each: SegmentChoice) -> list[str]:
 
 
 def _verdict(found: Interval | None) -> str:
-    if found is None or found.low <= 1.0 <= found.high:
+    if found is None or not found.is_sure or found.low <= 1.0 <= found.high:
         return ""
     return "faster" if found.low > 1.0 else "slower"
 

@@ -74,7 +74,7 @@ def made_by(
         choice: what was chosen.
         model, sources: what it was tuned with.
         requests: all that were walked.
-        best_fixed: of each segment, and under `ALL` of all together, the fastest fixed action on the held-out requests.
+        best_fixed: of each segment, and under `ALL` of all together, the fastest fixed action in training, where known.
         settings: of the search and the split.
     """
     named = {name: dict(part) for name, part in best_fixed.items() if name != ALL and can_be_named(name)}
@@ -87,9 +87,9 @@ def made_by(
         "speed_up": {
             each.segment: [round(value, 4) for value in (each.held_out.ratio, each.held_out.low, each.held_out.high)]
             for each in choice.segments
-            if each.held_out is not None and can_be_named(each.segment)
+            if each.held_out is not None and each.held_out.is_sure and can_be_named(each.segment)
         },
-        "best_fixed": dict(best_fixed[ALL]),
+        **({"best_fixed": dict(best_fixed[ALL])} if ALL in best_fixed else {}),
         "best_fixed_by_segment": named,
     }
 

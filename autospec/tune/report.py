@@ -8,7 +8,7 @@ from autospec.telemetry.labels import columns, pad, visible
 from autospec.tune.candidates import Part
 from autospec.tune.choice import Choice
 from autospec.tune.curves import ALL, Curve
-from autospec.tune.intervals import Interval
+from autospec.tune.intervals import said
 from autospec.tune.search import Tried
 
 MOST_COLUMNS = 40
@@ -120,8 +120,3 @@ def best_of(curve: Curve) -> str:
 def surplus(choice: Choice) -> float:
     """Speed-up in training minus held out."""
     return choice.train.ratio - choice.held_out.ratio
-
-
-def said(interval: Interval | None) -> str:
-    """A speed-up with its interval."""
-    return "-" if interval is None else f"{interval.ratio:.2f}x ({interval.low:.2f} to {interval.high:.2f})"

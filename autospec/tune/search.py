@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from autospec.errors import AutospecError
 from autospec.scores.scored import ScoredRequest
 from autospec.tune.candidates import Part, Space, heuristics, sources_in, suggest
 from autospec.tune.evaluation import Setting, seconds_by_segment, walks
@@ -53,6 +54,7 @@ class Search:
         name: of the study.
         seed: of the sampler, together with each trial's number and the worker.
         worker: which of several.
+        origin: a digest of what the scores were made with; results of others are no results of these.
         device: on which the costs were measured. Where it is given, all who work on the study go by the costs and the
             host's seconds of the one who began it.
 
@@ -72,6 +74,7 @@ class Search:
         name: str = "autospec",
         seed: int = 0,
         worker: int = 0,
+        origin: str = "",
         device: str | None = None,
     ) -> None:
         import optuna  # heavy
@@ -81,17 +84,13 @@ class Search:
         self._requests = list(requests)
         models = frozenset(name for request in self._requests for name in request.drafts)
         self._space = Space(families(dict.fromkeys(sources)), tuple(block_lengths), models)
-        content = self._content(setting.luck.seed)
-        self.study, agreed, is_first = open_study(
-            storage, name, content, None if device is None else setting.offer(device)
-        )
+        content = self._content(setting, origin)
+        offered = None if device is None else setting.offer(device)
+        self.study, agreed = open_study(storage, name, content, offered, list(heuristics(self._space)))
         self.setting = setting if agreed is None else setting.going_by(agreed)
         self.device = device if agreed is None else str(agreed["device"])
         self._seed, self._worker = seed, worker
         self.study.pruner = optuna.pruners.MedianPruner(n_startup_trials=8)
-        if is_first:
-            for params in heuristics(self._space):
-                self.study.enqueue_trial(params, skip_if_exists=True)
 
     def run(
         self, *, trials: int | None = None, seconds: float | None = None, clock: Callable[[], float] = time.monotonic
@@ -101,11 +100,21 @@ class Search:
         Yields:
             each that was walked to the end; None for one that was given up.
         """
+        from sqlalchemy.exc import SQLAlchemyError
+
         started = clock()
-        while trials is None or self._num_finished() < trials:
-            if seconds is not None and clock() - started >= seconds:
-                return
-            yield self._try()
+        lost = (SQLAlchemyError, self._optuna.exceptions.StorageInternalError)
+        try:
+            while trials is None or self._num_finished() < trials:
+                if seconds is not None and clock() - started >= seconds:
+                    return
+                yield self._try()
+        except lost as error:
+            why = str(error).partition("\n")[0]
+            raise AutospecError(
+                f"the storage of study {self.study.study_name!r} went away: {why}; what is finished is in it, "
+                "the same command goes on"
+            ) from error
 
     def tried(self) -> list[Tried]:
         """All candidates that were walked to the end, by any worker, the best first."""
@@ -114,10 +123,11 @@ class Search:
         made = [Tried(each.user_attrs["part"], _pairs(each.user_attrs["seconds"])) for each in found.values()]
         return sorted(made, key=lambda each: each.share)
 
-    def _content(self, luck: int) -> str:
-        """Results of other requests are no results of these."""
+    def _content(self, setting: Setting, origin: str) -> str:
+        """Results of other requests, scores or luck are no results of these."""
         scored = [(each.request_id, each.segment, each.output_tokens) for each in self._requests]
-        text = json.dumps([scored, self._space.sources, self._space.block_lengths, luck])
+        limit = [setting.memory_limit, sorted(setting.memory) if setting.memory_limit else None]
+        text = json.dumps([scored, self._space.sources, self._space.block_lengths, setting.luck.seed, origin, limit])
         return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
 
     def _num_finished(self) -> int:
@@ -145,8 +155,11 @@ class Search:
             self.study.tell(trial, known.share, skip_if_finished=True)
         except self._optuna.exceptions.UpdateFinishedTrialError:
             return None  # SQLite may give one waiting trial to two processes, and the other one was faster
-        except BaseException:
-            self.study.tell(trial, state=self._optuna.trial.TrialState.FAIL, skip_if_finished=True)
+        except BaseException as error:
+            try:
+                self.study.tell(trial, state=self._optuna.trial.TrialState.FAIL, skip_if_finished=True)
+            except Exception as second:  # noqa: BLE001  # the first one says more
+                error.add_note(f"and the trial could not be ended: {second}")
             raise
         return known
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autospec.errors import AutospecError, ConfigurationError
@@ -19,8 +19,12 @@ _PAUSES = (0.1, 0.3, 1.0, 3.0)  # seconds before a storage is tried again
 
 
 def open_study(
-    storage: str | None, name: str, content: str, offered: Mapping[str, Any] | None
-) -> tuple[optuna.Study, Mapping[str, Any] | None, bool]:
+    storage: str | None,
+    name: str,
+    content: str,
+    offered: Mapping[str, Any] | None,
+    first: Sequence[Mapping[str, Any]],
+) -> tuple[optuna.Study, Mapping[str, Any] | None]:
     """The study of that name, made if missing.
 
     Args:
@@ -28,9 +32,10 @@ def open_study(
         name: of the study.
         content: a digest of what is searched; the same for all who work on it.
         offered: plain values, by which all are to go.
+        first: parameters of the first trials.
 
     Returns:
-        The study, what its first worker offered, and whether that is this one.
+        The study, and what its first worker offered.
 
     Raises:
         ConfigurationError: the study is of something else.
@@ -39,8 +44,10 @@ def open_study(
     study, is_first = _opened(storage, name)
     if is_first:
         study.set_user_attr(_OFFERED, None if offered is None else dict(offered))
+        for params in first:
+            study.enqueue_trial(dict(params), skip_if_exists=True)
         study.set_user_attr(_CONTENT, content)  # last: with it all is said
-        return study, offered, True
+        return study, offered
     known = _waited_for(study)
     if known is None:
         raise ConfigurationError(
@@ -48,10 +55,10 @@ def open_study(
         )
     if known != content:
         raise ConfigurationError(
-            f"study {name!r} is of other requests, draft sources, block lengths or another seed: "
+            f"study {name!r} is of other requests, draft sources or models, block lengths, memory or another seed: "
             "give another name (--study)"
         )
-    return study, study.user_attrs.get(_OFFERED), False
+    return study, study.user_attrs.get(_OFFERED)
 
 
 def _opened(storage: str | None, name: str) -> tuple[optuna.Study, bool]:

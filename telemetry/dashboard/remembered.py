@@ -1,0 +1,73 @@
+"""What pages were made of, kept while the database is as it was; what took long is kept a little beyond that."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    stamp: str  # of the database, when it was made
+    made_at: float
+    seconds: float  # that making it took
+    value: Any
+
+
+class Remembered:
+    """Results by key.
+
+    Args:
+        most: results that are kept.
+        slow_seconds: one that took longer than this is given out again for `share` times its seconds though the
+            database has changed, so that live traffic and many readers cannot keep the host busy with it.
+        share: see there.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        most: int = 64,
+        *,
+        slow_seconds: float = 0.5,
+        share: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._most = most
+        self._slow_seconds = slow_seconds
+        self._share = share
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._found: OrderedDict[Hashable, _Entry] = OrderedDict()
+
+    def get(self, key: Hashable, stamp: str, make: Callable[[], T]) -> tuple[T, str]:
+        """The result, made now if need be, and the database's stamp at the time it was made.
+
+        Args:
+            key: what it is made of, besides the database.
+            stamp: of the database as it is now.
+            make: makes it.
+        """
+        with self._lock:
+            entry = self._found.get(key)
+            if entry is not None and (entry.stamp == stamp or self._may_be_older(entry)):
+                self._found.move_to_end(key)
+                return entry.value, entry.stamp
+        began = self._clock()
+        value = make()
+        made_at = self._clock()
+        with self._lock:
+            self._found[key] = _Entry(stamp, made_at, made_at - began, value)
+            self._found.move_to_end(key)
+            while len(self._found) > self._most:
+                self._found.popitem(last=False)
+        return value, stamp
+
+    def _may_be_older(self, entry: _Entry) -> bool:
+        return entry.seconds > self._slow_seconds and self._clock() - entry.made_at < self._share * entry.seconds

@@ -1,0 +1,162 @@
+"""For the dashboard's tests: databases with requests, controls, traces, tokens and states, and a process on one."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+
+from autospec.telemetry import codec, traces
+from autospec.telemetry.store import Store
+from autospec.types import (
+    Action,
+    ActionTally,
+    BlockOutcome,
+    CalibrationSample,
+    Comparison,
+    Deployment,
+    PhaseSeconds,
+    PolicyState,
+    PolicyVersion,
+    RecordedTokens,
+    RequestRecord,
+)
+
+SECONDS = 60
+NOON = datetime(2026, 10, 24, 12, tzinfo=UTC)
+HERE = Deployment("host", "cpu: two threads", "target-a", "float32", ("ngram",), {"torch": "2.9"}, 500_000_000)
+THERE = Deployment("host", "cuda: some", "target-b", "bfloat16", ("ngram",), {"torch": "2.9"}, 500_000_000)
+
+HOSTILE = (
+    "<img src=x onerror=alert(1)>",
+    "</script><script>alert(1)</script>",
+    "<!--<script>&\"'\u2028\u2029",
+    "y" * 10_000,
+    "\u202egnp.exe\u2066\u200f\u05d0",
+    "half \ud800",
+    "'; DROP TABLE requests; --",
+    "{{ 7 * 7 }}",
+    " ",
+)
+
+
+def record(
+    number: int, segment: str, *, is_control: bool = False, factor: float = 1.0, **changes: object
+) -> RequestRecord:
+    """One request; `factor` is how much faster than its control it is."""
+    random = np.random.default_rng(number // 2)
+    blocks = int(random.integers(20, 40))
+    accepted = (blocks * 3 // 4, blocks // 2)
+    tokens = 1 + blocks + (0 if is_control else sum(accepted))
+    plain = 0.05 * tokens
+    tally = ActionTally(
+        blocks, 2 * blocks, blocks + accepted[0], sum(accepted), blocks + sum(accepted), 0.002 * blocks, 0.05 * blocks,
+        0.001 * blocks, 0.001 * blocks, (blocks, accepted[0]), accepted,
+    )  # fmt: skip
+    drafted = {1: blocks - accepted[0], 2: accepted[0] - accepted[1], 3: accepted[1]}
+    alone = ActionTally(blocks, num_committed_tokens=blocks, verify_seconds=0.04 * blocks)
+    values: dict[str, object] = {
+        "policy": "off" if is_control else "auto",
+        "blocks": blocks,
+        "num_draft_tokens": 0 if is_control else 2 * blocks,
+        "num_judged_tokens": 0 if is_control else blocks + accepted[0],
+        "num_accepted_tokens": 0 if is_control else sum(accepted),
+        "acceptance_lengths": {1: blocks} if is_control else drafted,
+        "at_risk": () if is_control else (blocks, accepted[0]),
+        "accepted": () if is_control else accepted,
+        "actions": {"none" if is_control else "ngram:2": blocks},
+        "by_action": {"none": alone} if is_control else {"ngram:2": tally},
+        "decisions": {} if is_control else {"ngram:2 best": blocks - 2, "ngram:2 explore": 2},
+        "policy_version": None if is_control else "v1",
+        "predicted_control_seconds": None if is_control else plain * 1.02,
+        "deployment": HERE,
+        "do_sample": False,
+        "started_at": NOON + timedelta(minutes=7 * number),
+        **changes,
+    }
+    seconds = plain / (1.0 if is_control else factor * float(random.uniform(0.95, 1.05)))
+    return RequestRecord(
+        request_id=f"{number:032x}",
+        segment=segment,
+        is_control=is_control,
+        decoding="greedy",
+        prompt_tokens=100,
+        output_tokens=tokens,
+        seconds=PhaseSeconds(*(share * seconds for share in (0.1, 0.05, 0.7, 0.05, 0.05, 0.05))),
+        **values,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def pairs(segment: str, count: int, factor: float, first: int = 0) -> tuple[list[RequestRecord], list[Comparison]]:
+    """Requests, each beside its own control."""
+    found, comparisons = [], []
+    for number in range(first, first + 2 * count, 2):
+        found += [record(number, segment, is_control=True), record(number + 1, segment, factor=factor)]
+        comparisons.append(Comparison(f"{number:032x}", f"{number + 1:032x}", True))
+    return found, comparisons
+
+
+def blocks(segment: str) -> list[BlockOutcome]:
+    """Each kind of block once: a rejection, all accepted, cut off by the end, a plain step."""
+    action = Action("ngram", 3, "best: <b>1.30x</b>")
+    return [
+        BlockOutcome(segment, action, 100, 3, 2, 1, 2, 0.001, 0.05),
+        BlockOutcome(segment, action, 102, 3, 3, 3, 4, 0.001, 0.05),
+        BlockOutcome(segment, Action(reason="off: nothing pays"), 106, 0, 0, 0, 1, 0.0, 0.04),
+        BlockOutcome(segment, action, 107, 3, 2, 2, 2, 0.001, 0.05),
+    ]
+
+
+def fill(store: Store, segments: Sequence[tuple[str, float]] = (("fast", 1.5), ("slow", 0.7), ("even", 1.0))) -> None:
+    """Twelve pairs in each segment; everything else that a page may show, too."""
+    for place, (name, factor) in enumerate(segments):
+        found, comparisons = pairs(name, 12, factor, first=100 * place)
+        store.add(found, comparisons)
+    store.add(
+        [
+            record(
+                9_001, "kept", trace=traces.pack(blocks("kept")), tokens=RecordedTokens((1, 2, 3), (77_001, 77_002), {})
+            ),
+            record(9_003, "kept", deployment=THERE, do_sample=True, fallback_reason="beams: num_beams=4"),
+        ]
+    )
+    samples = [("target", tokens, 0.04 + 0.002 * tokens) for tokens in (1, 2, 4, 8)]
+    samples += [("ngram", tokens, 0.001) for tokens in (1, 2, 4)]
+    state = {"segments": {"slow": {"trips": 2, "blocks": 500, "paused_until": 620, "brake": {"log_wealth": 1.25}}}}
+    extra = [
+        PolicyVersion("auto", "v1", {"control_share": 0.02}, "wrap", NOON),
+        *(CalibrationSample(HERE, NOON, source, tokens, 100, seconds) for source, tokens, seconds in samples),
+        PolicyState(HERE, "auto", "v1", "0" * 32, NOON, state),
+    ]
+    store.write([codec.to_entry(item) for item in extra])
+
+
+def file_url(folder: Path) -> str:
+    return f"sqlite:///{folder / 'dashboard.db'}"
+
+
+@contextmanager
+def served(url: str, *arguments: str) -> Iterator[str]:
+    """A process that serves the dashboard; its address."""
+    code = "from autospec.cli import main; main()"
+    command = [sys.executable, "-c", code, "dashboard", "--store", url, "--port", "0", *arguments]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    ) as it:
+        assert it.stderr is not None
+        try:
+            lines = iter(it.stderr.readline, "")
+            found = next(found for line in lines if (found := re.search(r"http://\S+", line)))
+            yield found.group(0)
+        finally:
+            it.send_signal(signal.SIGINT)
+            assert it.wait(SECONDS) == 0
+            assert it.stderr.read() == ""
