@@ -142,7 +142,11 @@ def read_contents(file: str | Path) -> Any:
         text = file.read_text(encoding="utf-8")
         return tomllib.loads(text) if is_toml else json.loads(text)
     except OSError as error:
-        known = f" (with autospec come {', '.join(presets())})" if isinstance(error, FileNotFoundError) else ""
+        known = (
+            f" (policies that come with autospec: {', '.join(presets())})"
+            if isinstance(error, FileNotFoundError)
+            else ""
+        )
         raise ConfigurationError(f"policy file {file}: {error.strerror or error}{known}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"policy file {file}: no {'TOML' if is_toml else 'JSON'}: {error}") from error

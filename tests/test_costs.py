@@ -215,3 +215,13 @@ def test_a_slow_moment_is_not_taken_for_slow_points() -> None:
     assert steadied([]) == []
     lookups = [("ngram", 2e-5), ("ngram", 9e-5)]
     assert steadied(lookups) == [2e-5, 9e-5]
+
+
+def test_what_takes_microseconds_never_falls_to_nothing() -> None:
+    """A fall of some microseconds decides nothing and is left; what is composed of it is a time all the same."""
+    samples = {(64, 1): [12e-6], (64, 4): [60e-6], (64, 8): [14e-6], (512, 4): [15e-6]}
+    curve = fit(samples)
+    assert all(seconds > 1e-6 for row in curve.seconds for seconds in row)
+    lengths = (1, 4, 8)
+    table = CostTable(block_lengths=lengths, verify=curve, drafts={"ngram": curve})
+    assert CostTable.from_json(table.to_json()) == table

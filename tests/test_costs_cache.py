@@ -191,3 +191,9 @@ class TestMeasure:
     def test_a_noisy_calibration_is_not_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count(monkeypatch, CostTable((1,), CURVE, {}, spread=0.5))
         assert measure(tiny.llama(), {}).path is None
+
+
+def test_where_a_model_lies_is_no_matter() -> None:
+    here, there = tiny.llama(), tiny.llama()
+    here.config._name_or_path, there.config._name_or_path = "/one/place/tiny", "/another/place/tiny"
+    assert describe(here, {"assistant": Assistant(here)}) == describe(there, {"assistant": Assistant(there)})

@@ -299,7 +299,9 @@ class TestPresets:
 
     def test_there_are_some_and_a_name_that_is_none_lists_them(self) -> None:
         assert presets()
-        with pytest.raises(ConfigurationError, match=f"policy file nothing: No such file.*come .*{presets()[0]}"):
+        with pytest.raises(
+            ConfigurationError, match=f"policy file nothing: No such file.*come with autospec: .*{presets()[0]}"
+        ):
             read_contents("nothing")
 
     def test_a_file_of_that_name_comes_first(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

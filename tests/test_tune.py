@@ -515,3 +515,17 @@ def test_later_turns_are_walked_after_earlier_ones(tmp_path: Path) -> None:
     folder.add(replace(earlier, request_id="a", turn=1))
     folder.add(earlier)
     assert [each.request_id for each in folder.read()] == ["b", "a"]
+
+
+def test_a_small_segment_that_loses_with_what_all_others_have_is_decoded_plainly() -> None:
+    """Too few to choose by, and all the same slower on what was held out."""
+    kinds = [("copy", 0.05, 0.95)] * 5 + [("noise", 0.02, 0.02)]
+    train, held_out = split([scored(number, *kinds[number % 6]) for number in range(90)], held_out=0.4)
+    part = {"source": "ngram", "block_length": 8}
+    tried = [Tried(part, seconds_by_segment(list(walks(part, train, SETTING))))]
+    choice = choose(tried, train, held_out, SETTING, least_requests=20)
+    found = {each.segment: each for each in choice.segments}
+    assert choice.default != OFF
+    assert found["copy"].part != OFF
+    assert found["noise"].part == OFF
+    assert "slower with what all others have" in found["noise"].why

@@ -277,7 +277,7 @@ def command(
         with helping(job, jobs - 1):
             _search(search, trials, budget)
         search_seconds = time.perf_counter() - started
-        tried = search.tried()
+        tried, trials_finished = search.tried(), search.num_finished
     setting = search.setting
     choice = choose(tried, train, rest, setting, least_requests=least_requests)
     drawn = curves(rest, setting, table.block_lengths)
@@ -301,13 +301,14 @@ def command(
         del made["threads"]
     write_policy(out, choice.contents(made))
     notes = [
-        f"scoring took {scoring.seconds:.0f} s, the search {search_seconds:.0f} s; {len(requests)} requests walked, "
+        f"scoring took {scoring.seconds:.0f} s, the search {search_seconds:.0f} s ({trials_finished} trials, "
+        f"{len(tried)} different policies to their end); {len(requests)} requests walked, "
         f"{sum(scoring.left_out.values())} left out",
         f"seconds are those of the cost model for {search.device}"
         + ("" if search.device == device else f", where the study was begun, and not for {device}")
         + ("" if scoring.per_block is not None else "; what a block takes besides is not known from this traffic"),
         check_costs(scoring.requests, setting.costs, scoring.per_block).note,
-        f"written to {out}: autospec.wrap(..., policy='tuned:{out}')",
+        f"written to {out}: autospec.wrap(model, tokenizer=tokenizer, {_passed(choice)}policy='tuned:{out}')",
     ]
     if page_file is not None:
         write_page(page_file, page(choice, tried, drawn, notes, made))
@@ -357,6 +358,18 @@ class _Scoring:
     @property
     def taken(self) -> set[str]:
         return {each.request_id for each in self.requests}
+
+
+def _passed(choice: Choice) -> str:
+    """What `wrap` is to be given of the sources that a policy uses: those that the file cannot have made."""
+    from autospec.tune.variants import draft_table
+
+    others = sorted(choice.sources - set(draft_table(set(choice.sources))))
+    return (
+        f"drafts=[{', '.join('Assistant(...)' if name == 'assistant' else name for name in others)}], "
+        if others
+        else ""
+    )
 
 
 def _score(reader: Any, scorer: Any, folder: Any, with_imported: bool) -> _Scoring:

@@ -49,7 +49,11 @@ def digest(description: Mapping[str, Any]) -> str:
 
 def _model(model: Any) -> dict[str, Any]:
     config = model.config
-    text = config.to_json_string(use_diff=False) if hasattr(config, "to_json_string") else repr(config)
+    text = repr(config)
+    if hasattr(config, "to_json_string"):
+        values = json.loads(config.to_json_string(use_diff=False))
+        values.pop("_name_or_path", None)  # where it lies is no matter
+        text = json.dumps(values, sort_keys=True)
     return {
         "class": type(model).__name__,
         "name": Path(str(getattr(model, "name_or_path", "") or "")).name,

@@ -48,9 +48,12 @@ def fit(samples: Samples) -> Curve:
     for context in contexts[1:]:
         anchors = [number for number in tokens if (context, number) in samples]
         added = [medians[context, number] - medians[first, number] for number in anchors]
+        cheapest = min(medians[context, number] for number in anchors)
         for number in tokens:
             if (context, number) not in samples:
-                medians[context, number] = medians[first, number] + float(np.interp(number, anchors, added))
+                composed = medians[first, number] + float(np.interp(number, anchors, added))
+                # of what takes microseconds, chance alone may seem to fall by more than all of it
+                medians[context, number] = max(composed, min(cheapest, medians[first, number]))
     return Curve(
         tuple(contexts),
         tuple(tokens),

@@ -173,6 +173,7 @@ def _choose(
             else:
                 wanted[segment] = best, "fastest over all; what was surely faster here in training was not, held out"
     parts |= _judged(wanted, held, default)
+    parts |= _losing(parts, default, [of_all(default)[request.request_id] for request in held_out])
     tuned = _tuned(default, {segment: part for segment, (part, _) in parts.items()}, setting)
     chosen_by = {request.request_id for request in train}
     final = list(walk_policy(tuned, [*train, *held_out], setting))
@@ -235,6 +236,21 @@ def _judged(
         for segment in segments:
             parts[segment] = wanted[segment]
     return parts
+
+
+def _losing(
+    parts: Mapping[str, tuple[Part, str]], default: Part, walked: Sequence[Walked]
+) -> dict[str, tuple[Part, str]]:
+    """Of the segments that have what all others have, those that lose with it held out: plain decoding."""
+    found = {}
+    for segment, group in _by_segment(walked).items():
+        part, why = parts[segment]
+        if part == default and part != OFF and can_be_named(segment) and (shown := interval_of(group)).ratio < 1.0:
+            found[segment] = (
+                OFF,
+                f"{why.partition(':')[0]}, and slower with what all others have: {said(shown)} held out",
+            )
+    return found
 
 
 def _tuned(default: Part, segments: Mapping[str, Part], setting: Setting) -> Tuned:

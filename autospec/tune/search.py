@@ -105,7 +105,7 @@ class Search:
         started = clock()
         lost = (SQLAlchemyError, self._optuna.exceptions.StorageInternalError)
         try:
-            while trials is None or self._num_finished() < trials:
+            while trials is None or self.num_finished < trials:
                 if seconds is not None and clock() - started >= seconds:
                     return
                 yield self._try()
@@ -130,7 +130,9 @@ class Search:
         text = json.dumps([scored, self._space.sources, self._space.block_lengths, setting.luck.seed, origin, limit])
         return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
 
-    def _num_finished(self) -> int:
+    @property
+    def num_finished(self) -> int:
+        """Trials, of all workers: those given up early and those of policies tried before among them."""
         return len(self.study.get_trials(deepcopy=False, states=_finished(self._optuna)))
 
     def _try(self) -> Tried | None:
