@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -31,6 +32,7 @@ from autospec.tune.report import lines
 from autospec.tune.search import Search, Tried, derived_seed
 from autospec.tune.split import split
 from autospec.tune.workers import Job, helping, shared_storage
+from tests.postgres_server import fresh_database
 
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)
 TOKENS = 40
@@ -346,6 +348,43 @@ class TestTogether:
             path = Path(storage.removeprefix("journal:"))
             assert path.exists()
         assert not path.exists()
+
+    @pytest.fixture
+    def postgres(self) -> Iterator[str]:
+        with fresh_database() as url:
+            yield url
+
+    def test_several_processes_on_postgresql(self, tmp_path: Path, postgres: str) -> None:
+        folder = ScoreFolder(tmp_path / "scores", {"target": "t"})
+        for request in TRAFFIC[:30]:
+            folder.add(request)
+        job = Job(
+            scores=folder.path,
+            request_ids=[each.request_id for each in TRAFFIC[:30]],
+            offer=Setting(CostModel(table()), Luck(0)).offer("here"),
+            luck=0,
+            memory={},
+            memory_limit=None,
+            sources=("ngram", "assistant"),
+            block_lengths=Costs.block_lengths,
+            storage=postgres,
+            name="autospec",
+            seed=0,
+            origin="",
+            trials=8,
+            seconds=None,
+        )
+        one = job.search(TRAFFIC[:30])
+        with helping(job, 1):
+            list(one.run(trials=8))
+        finished = [trial for trial in one.study.get_trials() if trial.state.is_finished()]
+        assert 8 <= len(finished) <= 9
+        assert len({trial.number for trial in finished}) == len(finished)
+        elsewhere = replace(job, offer={**job.offer, "device": "elsewhere", "host_seconds": 1.0})
+        joined = elsewhere.search(TRAFFIC[:30], worker=1)
+        assert (joined.device, joined.setting.host_seconds) == ("here", 0.0)
+        for each in (one, joined):
+            each.close()
 
     def test_a_process_that_fails_is_said(self, tmp_path: Path) -> None:
         with shared_storage(None, 2) as storage:

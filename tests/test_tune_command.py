@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from autospec.cli.main import group
 from autospec.errors import AutospecError
 from autospec.scores.folder import ScoreFolder
 from autospec.traffic import ShardWriter, Traffic, TrafficReader
+from autospec.tune.search import Search
 from tests import tiny
 
 
@@ -177,3 +179,29 @@ def test_a_report_that_cannot_be_written_is_known_at_once(traffic: Path, model: 
     code, _, err = tuned(traffic, model, tmp_path / "policy.toml", "--report", tmp_path / "nowhere" / "page.html")
     assert code == 2
     assert "no folder that can be written to" in err
+
+
+def test_ctrl_c_ends_the_search_between_two_policies(
+    traffic: Path, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not lost within a database's code, nothing half is written, and the same command goes on."""
+    real = Search._walk
+    walked: list[object] = []
+
+    def walk(self: Search, trial: Any, part: Any) -> Any:
+        walked.append(part)
+        if len(walked) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return real(self, trial, part)
+
+    monkeypatch.setattr(Search, "_walk", walk)
+    out = tmp_path / "policy.toml"
+    storage = ("--storage", f"sqlite:///{tmp_path / 'study.db'}", "--no-vary")
+    code, _, err = tuned(traffic, model, out, *storage)
+    assert code == 1
+    assert "stopped: scores are kept" in err
+    assert len(walked) == 2
+    assert not out.exists()
+    code, _, err = tuned(traffic, model, out, *storage)
+    assert code == 0, err
+    assert out.exists()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
@@ -278,6 +281,7 @@ def command(
             _search(search, trials, budget)
         search_seconds = time.perf_counter() - started
         tried, trials_finished = search.tried(), search.num_finished
+        search.close()
     setting = search.setting
     choice = choose(tried, train, rest, setting, least_requests=least_requests)
     drawn = curves(rest, setting, table.block_lengths)
@@ -397,13 +401,44 @@ def _score(reader: Any, scorer: Any, folder: Any, with_imported: bool) -> _Scori
 def _search(search: Any, trials: int, budget: float | None) -> None:
     from tqdm import tqdm
 
-    with tqdm(total=trials, desc="search", unit="policy", disable=not sys.stderr.isatty()) as progress:
+    with (
+        tqdm(total=trials, desc="search", unit="policy", disable=not sys.stderr.isatty()) as progress,
+        _interrupted_between() as interrupts,
+    ):
         best = None
         for tried in search.run(trials=trials, seconds=budget):
             progress.update()
+            if interrupts:
+                break
             if tried is not None and (best is None or tried.share < best):
                 best = tried.share
                 progress.set_postfix_str(f"{1 / best:.3f}x")
+    if interrupts:
+        click.echo("stopped: scores are kept, and with --storage what was tried; the same command goes on", err=True)
+        raise click.Abort
+
+
+@contextmanager
+def _interrupted_between() -> Iterator[list[int]]:
+    """Ctrl-C is noted, and the policy that is being walked ends first: within a database's own code it may get lost.
+
+    The second one ends the walk, too.
+    """
+    noted: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        noted.append(number)
+        if len(noted) > 1:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _confirm(

@@ -14,7 +14,7 @@ from autospec.errors import AutospecError
 from autospec.scores.scored import ScoredRequest
 from autospec.tune.candidates import Part, Space, heuristics, sources_in, suggest
 from autospec.tune.evaluation import Setting, seconds_by_segment, walks
-from autospec.tune.study import open_study
+from autospec.tune.study import close_study, open_study
 from autospec.tune.variants import families
 
 if TYPE_CHECKING:
@@ -115,6 +115,10 @@ class Search:
                 f"the storage of study {self.study.study_name!r} went away: {why}; what is finished is in it, "
                 "the same command goes on"
             ) from error
+
+    def close(self) -> None:
+        """Give the connections to a database back. What was found stays there."""
+        close_study(self.study)
 
     def tried(self) -> list[Tried]:
         """All candidates that were walked to the end, by any worker, the best first."""

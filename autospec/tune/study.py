@@ -80,12 +80,25 @@ def _opened(storage: str | None, name: str) -> tuple[optuna.Study, bool]:
     raise AssertionError  # the last pause is None
 
 
+def close_study(study: optuna.Study) -> None:
+    """Give the connections to a database back."""
+    from optuna.storages import RDBStorage
+
+    storage = study._storage  # what it was made with, perhaps behind a cache; optuna closes neither
+    backend = getattr(storage, "_backend", storage)
+    if isinstance(backend, RDBStorage):
+        backend.remove_session()
+        backend.engine.dispose()
+
+
 def _backend(storage: str | None) -> Any:
-    if storage is None or not storage.startswith(JOURNAL):
-        return storage
-    from optuna.storages import JournalStorage
+    if storage is None:
+        return None
+    from optuna.storages import JournalStorage, RDBStorage
     from optuna.storages.journal import JournalFileBackend
 
+    if not storage.startswith(JOURNAL):
+        return RDBStorage(storage)  # one, whether the study is there or not: each has connections of its own
     return JournalStorage(JournalFileBackend(storage.removeprefix(JOURNAL)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -98,7 +99,9 @@ def helping(job: Job, count: int) -> Iterator[None]:
 
 
 def _work(job: Job, worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that began this one says when it ends
     known = {request.request_id: request for request in ScoreFolder(job.scores).read()}
     search = job.search([known[request_id] for request_id in job.request_ids], worker)
     for _ in search.run(trials=job.trials, seconds=job.seconds):
         pass
+    search.close()
