@@ -226,6 +226,6 @@ def _refusal(path: Path, entries: int, num_broken: int, tolerate: float, broken:
     shown = "; ".join(f"line {each.number}: {each.reason}" for each in broken)
     more = f"; and {num_broken - len(broken)} more" if num_broken > len(broken) else ""
     return (
-        f"{path}: {num_broken} of {entries} lines are broken, at most a share of {tolerate:g} is tolerated; "
-        f"nothing is written; {shown}{more}"
+        f"{path}: {num_broken} of {entries} lines are broken, at most a share of {tolerate:g} is tolerated "
+        f"(--tolerate); nothing is written; {shown}{more}"
     )
