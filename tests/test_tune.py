@@ -283,6 +283,25 @@ def table() -> CostTable:
     return CostTable(block_lengths=lengths, verify=verify, drafts=drafts)
 
 
+def job_of(scores: Path, request_ids: list[str], storage: str | None, *, trials: int) -> Job:
+    return Job(
+        scores=scores,
+        request_ids=request_ids,
+        offer=Setting(CostModel(table()), Luck(0)).offer("here"),
+        luck=0,
+        memory={},
+        memory_limit=None,
+        sources=("ngram", "assistant"),
+        block_lengths=Costs.block_lengths,
+        storage=storage,
+        name="autospec",
+        seed=0,
+        origin="",
+        trials=trials,
+        seconds=None,
+    )
+
+
 class TestTogether:
     def test_all_go_by_the_costs_of_the_first(self, tmp_path: Path) -> None:
         url = f"sqlite:///{tmp_path / 'study.db'}"
@@ -321,22 +340,7 @@ class TestTogether:
             folder.add(request)
         with shared_storage(None, 3) as storage:
             assert storage is not None
-            job = Job(
-                scores=folder.path,
-                request_ids=[each.request_id for each in TRAFFIC[:90]],
-                offer=Setting(CostModel(table()), Luck(0)).offer("here"),
-                luck=0,
-                memory={},
-                memory_limit=None,
-                sources=("ngram", "assistant"),
-                block_lengths=Costs.block_lengths,
-                storage=storage,
-                name="autospec",
-                seed=0,
-                origin="",
-                trials=12,
-                seconds=None,
-            )
+            job = job_of(folder.path, [each.request_id for each in TRAFFIC[:90]], storage, trials=12)
             one = job.search(TRAFFIC[:90])
             with helping(job, 2):
                 pass  # the others do it all
@@ -358,22 +362,7 @@ class TestTogether:
         folder = ScoreFolder(tmp_path / "scores", {"target": "t"})
         for request in TRAFFIC[:30]:
             folder.add(request)
-        job = Job(
-            scores=folder.path,
-            request_ids=[each.request_id for each in TRAFFIC[:30]],
-            offer=Setting(CostModel(table()), Luck(0)).offer("here"),
-            luck=0,
-            memory={},
-            memory_limit=None,
-            sources=("ngram", "assistant"),
-            block_lengths=Costs.block_lengths,
-            storage=postgres,
-            name="autospec",
-            seed=0,
-            origin="",
-            trials=8,
-            seconds=None,
-        )
+        job = job_of(folder.path, [each.request_id for each in TRAFFIC[:30]], postgres, trials=8)
         one = job.search(TRAFFIC[:30])
         with helping(job, 1):
             list(one.run(trials=8))
@@ -388,22 +377,7 @@ class TestTogether:
 
     def test_a_process_that_fails_is_said(self, tmp_path: Path) -> None:
         with shared_storage(None, 2) as storage:
-            job = Job(
-                scores=tmp_path / "nowhere",
-                request_ids=["a"],
-                offer=Setting(CostModel(table()), Luck(0)).offer("here"),
-                luck=0,
-                memory={},
-                memory_limit=None,
-                sources=("ngram",),
-                block_lengths=(4,),
-                storage=storage,
-                name="autospec",
-                seed=0,
-                origin="",
-                trials=1,
-                seconds=None,
-            )
+            job = job_of(tmp_path / "nowhere", ["a"], storage, trials=1)
             with pytest.warns(UserWarning, match="1 of 1 more processes of the search failed"), helping(job, 1):
                 pass
 
