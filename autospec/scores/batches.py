@@ -28,7 +28,7 @@ class Bounds(NamedTuple):
 
 
 ON_HOST = Bounds(rows=8, tokens=1024)
-"""With twice as many of each SmolLM2-135M in bfloat16 took a tenth longer on one core, with four times a quarter."""
+"""A processor is busy with few rows already; more of them only take memory from its caches."""
 ELSEWHERE = Bounds(rows=32, tokens=4096)
 """On accelerators, where a forward over few rows takes about as long as over one; not measured."""
 MOST_BYTES = 128 * 2**20
@@ -36,7 +36,7 @@ MOST_BYTES = 128 * 2**20
 MOST_COLUMNS = 64
 """Tokens of each answer in one forward."""
 AT_ONCE_ON_HOST = 8
-"""Positions judged together on the CPU, where more at once take twice the time for each; an accelerator takes all."""
+"""Positions judged together on the CPU, whose caches hold no more of a whole vocabulary; an accelerator takes all."""
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from autospec.scores.walk import Walked
 RESAMPLES = 2_000
 CONFIDENCE = 0.95
 LEAST_REQUESTS = 8
-"""To resample: of three whose ratio is 1 the interval lies above 1 in one case of eight, of four in one of ten."""
+"""To resample: of fewer, an interval lies on one side of the truth much oftener than it says."""
 
 
 @dataclass(frozen=True, slots=True)
