@@ -211,16 +211,18 @@ def run(options: argparse.Namespace, dtype: str, decoding: str) -> Iterator[dict
     costs = CostModel(table)
     warm = Learning(Guard(Goodput(costs), costs, name="auto"), costs)
     rehearsal = Arm("rehearsal", {}, warm, attached)
-    others = first_turns(options.prompts, options.limit, options.tokens, skip=1)
+    others = first_turns(options.prompts, options.rehearse, options.tokens, skip=1)
     for number, prompt in enumerate(tqdm(others, desc=f"{dtype}, {decoding}: other prompts")):
         rehearsal.answer(model, tokenizer, prompt, 1_000 + number, DECODINGS[decoding])
     every = arms(assistant, whole, warm, lambda: CostModel(table))
     wanted = {"off", *options.arms.split(";")}
     every = [arm for arm in every if not options.arms or arm.name in wanted]
     prompts = first_turns(options.prompts, options.limit, options.tokens)
-    for arm in every:  # first calls allocate
+    if clash := {prompt.prompt_id for prompt in prompts} & {prompt.prompt_id for prompt in others}:
+        raise SystemExit(f"prompts {sorted(clash)} would be known before they are asked: other --limit or --rehearse")
+    for arm in every:  # first calls allocate; with a prompt that is not asked later, as a pool would know its answer
         if arm.policy is None or isinstance(arm.policy, Fixed):
-            arm.answer(model, tokenizer, prompts[0], 0, DECODINGS[decoding])
+            arm.answer(model, tokenizer, others[0], 0, DECODINGS[decoding])
     for number, prompt in enumerate(tqdm(prompts, desc=f"{dtype}, {decoding}")):
         turned = every[number % len(every) :] + every[: number % len(every)]
         for arm in turned if number % 2 == 0 else turned[::-1]:
@@ -293,6 +295,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
     parser.add_argument("--limit", type=int, default=3, help="prompts of each segment")
+    parser.add_argument("--rehearse", type=int, default=7, help="prompts of each segment that warm `auto` has seen")
     parser.add_argument("--tokens", type=int, default=40, help="of each answer")
     parser.add_argument("--dtypes", default="bfloat16,float32")
     parser.add_argument("--arms", default="", help="only these, separated by semicolons, and `off`")
@@ -300,7 +303,13 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("live.jsonl"), help="what is done, line by line")
     options = parser.parse_args()
     machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    results: dict[str, Any] = {"machine": machine, "limit": options.limit, "tokens": options.tokens, "results": {}}
+    results: dict[str, Any] = {
+        "machine": machine,
+        "limit": options.limit,
+        "rehearsed": options.rehearse,
+        "tokens": options.tokens,
+        "results": {},
+    }
     done = [json.loads(line) for line in options.work.read_text().splitlines()] if options.work.exists() else []
     for dtype in options.dtypes.split(","):
         for decoding in DECODINGS:
