@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from autospec.costs.fingerprint import digest
 from autospec.costs.table import CostTable
 from autospec.fetching import cache_folder, one_line
+from autospec.files import replacing
 
 FORMAT = 1
 
@@ -64,18 +64,11 @@ def save(description: Mapping[str, Any], table: CostTable) -> Path | None:
     if (path := _usable_file(description)) is None:
         return None
     content = {"format": FORMAT, "fingerprint": description, "table": table.to_json()}
-    partial: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=".partial", dir=path.parent)
-        partial = Path(name)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
-        partial.replace(path)
+        with replacing(path) as partial:
+            partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         _log.warning("measured costs cannot be kept in %s: %s", path.parent, one_line(error))
-        if partial is not None:
-            partial.unlink(missing_ok=True)
         return None
     return path

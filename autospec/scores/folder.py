@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autospec.errors import AutospecError, ConfigurationError
+from autospec.files import replacing
 from autospec.scores.scored import DraftScores, OfferScores, ScoredRequest
 from autospec.traffic.shards import encode, frames
 
@@ -127,9 +128,8 @@ class ScoreFolder:
         path = self.path / NAME
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            partial = path.with_name(f"{NAME}.{os.getpid()}.partial")
-            partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-            partial.replace(path)
+            with replacing(path) as partial:
+                partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             raise AutospecError(f"{path}: {error.strerror or type(error).__name__}") from error
 

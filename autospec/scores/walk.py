@@ -40,6 +40,16 @@ class Walked:
     actions: Counter[str] = field(default_factory=Counter)  # Action.label -> blocks
     acceptance_lengths: Counter[int] = field(default_factory=Counter)  # tokens committed (+1 included) -> blocks
 
+    @property
+    def whole_seconds(self) -> float:
+        """Of the request, prefill included where it is known."""
+        return self.seconds + (self.request.prefill_seconds or 0.0)
+
+    @property
+    def whole_off_seconds(self) -> float:
+        """The same, decoded plainly."""
+        return self.off_seconds + (self.request.prefill_seconds or 0.0)
+
 
 def walk(
     policy: Policy,
@@ -232,15 +242,14 @@ class Totals:
 
 def totals(walks: Sequence[Walked]) -> Totals:
     """Sums; a ratio of them is one of totals, never a mean of ratios."""
-    prefill = sum(each.request.prefill_seconds or 0.0 for each in walks)
     return Totals(
         requests=len(walks),
         output_tokens=sum(each.request.output_tokens for each in walks),
         blocks=sum(each.blocks for each in walks),
         num_draft_tokens=sum(each.num_draft_tokens for each in walks),
         num_accepted_tokens=sum(each.num_accepted_tokens for each in walks),
-        seconds=prefill + sum(each.seconds for each in walks),
-        off_seconds=prefill + sum(each.off_seconds for each in walks),
+        seconds=sum(each.whole_seconds for each in walks),
+        off_seconds=sum(each.whole_off_seconds for each in walks),
         actions=dict(sum((each.actions for each in walks), Counter[str]())),
     )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import zipfile
 from collections import Counter
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autospec.errors import ConfigurationError
+from autospec.files import replacing
 from autospec.segments.prompts import Prompt
 from autospec.segments.shape import NAMES, shape
 
@@ -107,9 +107,8 @@ class Clusters:
         """Write a file that `load` reads; what stood there is replaced only when all is written."""
         path = Path(path)
         header = json.dumps({"format": FORMAT, "version": VERSION, "notes": self.notes})
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         try:
-            with unfinished.open("wb") as file:
+            with replacing(path) as unfinished, unfinished.open("wb") as file:
                 np.savez_compressed(
                     file,
                     header=np.asarray(header),
@@ -119,11 +118,8 @@ class Clusters:
                     scale=self.scale,
                     digest=np.asarray(_digest(header, self.centres, self.weights, self.mean, self.scale)),
                 )
-            unfinished.replace(path)
         except OSError as error:
             raise ConfigurationError(f"{path}: cannot write the clusters ({error.strerror or error})") from error
-        finally:
-            unfinished.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | Path) -> Clusters:

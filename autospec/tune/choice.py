@@ -146,7 +146,7 @@ def _choose(
     def gain(part: Part, over: Part, requests: Sequence[ScoredRequest]) -> Interval:
         ids = [request.request_id for request in requests]
         before, after = of_all(over), of_all(part)
-        return speed_up([_seconds(before[each]) for each in ids], [_seconds(after[each]) for each in ids])
+        return speed_up([before[each].whole_seconds for each in ids], [after[each].whole_seconds for each in ids])
 
     best = tried[0].part
     default = best if _holds(interval_of([of_all(best)[request.request_id] for request in held_out])) else OFF
@@ -275,10 +275,6 @@ def _by_segment(walked: Sequence[Walked]) -> dict[str, list[Walked]]:
     for each in walked:
         groups[each.request.segment].append(each)
     return dict(groups)
-
-
-def _seconds(walked: Walked) -> float:
-    return walked.seconds + (walked.request.prefill_seconds or 0.0)
 
 
 def _holds(found: Interval) -> bool:

@@ -67,7 +67,6 @@ def seconds_by_segment(walked: Sequence[Walked]) -> Mapping[str, tuple[float, fl
     """Of each segment, seconds and those of plain decoding; prefill, where known, in both."""
     sums: dict[str, tuple[float, float]] = {}
     for each in walked:
-        prefill = each.request.prefill_seconds or 0.0
         seconds, off = sums.get(each.request.segment, (0.0, 0.0))
-        sums[each.request.segment] = (seconds + each.seconds + prefill, off + each.off_seconds + prefill)
+        sums[each.request.segment] = (seconds + each.whole_seconds, off + each.whole_off_seconds)
     return sums

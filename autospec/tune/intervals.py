@@ -48,10 +48,7 @@ def speed_up(off_seconds: Sequence[float], seconds: Sequence[float], *, seed: in
 
 def interval_of(walked: Sequence[Walked]) -> Interval:
     """What walks came to over plain decoding; prefill, where known, counts on both sides."""
-    prefill = [each.request.prefill_seconds or 0.0 for each in walked]
-    off = [each.off_seconds + more for each, more in zip(walked, prefill, strict=True)]
-    on = [each.seconds + more for each, more in zip(walked, prefill, strict=True)]
-    return speed_up(off, on)
+    return speed_up([each.whole_off_seconds for each in walked], [each.whole_seconds for each in walked])
 
 
 def said(interval: Interval | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -14,6 +13,7 @@ import tomli_w
 
 from autospec.drafts.base import DraftSource
 from autospec.errors import AutospecError
+from autospec.files import replacing
 from autospec.scores.scored import ScoredRequest
 from autospec.tune.candidates import Part
 from autospec.tune.choice import Choice, can_be_named
@@ -50,12 +50,10 @@ def write_page(path: Path, text: str) -> None:
     Raises:
         AutospecError: it cannot be written.
     """
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        with replacing(path) as partial:
+            partial.write_text(text, encoding="utf-8")
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise AutospecError(f"{path}: {error.strerror or type(error).__name__}") from error
 
 
