@@ -22,10 +22,22 @@ from autospec.drafts.early_exit import first_layers_of
 
 FOLDER = Path(__file__).parent.parent / "experiments" / "25_gpu"
 MODULES = ("budget", "exactness", "foretelling", "phases", "playing", "processing", "report", "shapes", "timing")
-ABSENT = (
-    "accelerate alembic click gguf jinja2 optuna plotly prometheus_client pyarrow sqlalchemy starlette tomli_w uvicorn "
-    "zstandard"
-).split()
+ABSENT = [
+    "accelerate",
+    "alembic",
+    "click",
+    "gguf",
+    "jinja2",
+    "optuna",
+    "plotly",
+    "prometheus_client",
+    "pyarrow",
+    "sqlalchemy",
+    "starlette",
+    "tomli_w",
+    "uvicorn",
+    "zstandard",
+]
 HIDING = f"""
 from importlib.machinery import PathFinder
 
@@ -102,7 +114,7 @@ def test_a_run_on_the_cpu(bare: Bare) -> None:
             assert f" {arm['arm']} " in run.stdout
     assistant = next(a for a in target["cells"][0]["arms"] if a["arm"] == "eager assistant:4")
     assert assistant["acceptance"] > 0.0
-    assert set(target["costs"]["errors"]) == {"verify", "assistant", "early_exit", "ngram"}
+    assert set(target["costs"]["eager"]["errors"]) == {"verify", "assistant", "early_exit", "ngram"}
     assert target["bandwidth"]["share"] > 0.0
     assert any("synchronisations" in text for text in results["left_out"])
     assert not list((bare.folder / "out").glob("*.partial"))
@@ -188,7 +200,7 @@ class TestChecksCanFail:
         pair.set_agreement(0.5)
         stage = parts["playing"].Stage(pair)
         stage.open("eager")
-        with mock.patch.object(decoder, "make_rule", lambda **_: EverythingAccepted()):
+        with mock.patch.object(decoder, "make_rule", return_value=EverythingAccepted()):
             found = exactness.same_text(stage, 16, 1, lambda: True)
         stage.close()
         greedy, *_ = exactness.checks_of_text(found)

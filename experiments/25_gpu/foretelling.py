@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from shapes import Pair
 
 from autospec.costs import CostTable
-from autospec.costs.calibration import calibrate
+from autospec.costs.measuring import measure
 from autospec.costs.probes import DraftProbe, VerifyProbe
 from autospec.drafts import Assistant, EarlyExit, NGram
 from autospec.types import BlockOutcome
@@ -25,15 +26,18 @@ Point = tuple[str, int, int]  # verify or a source, context, tokens
 
 
 def cost_errors(
-    pair: Pair, contexts: Sequence[int], rounds: int, budget_seconds: float
+    pair: Pair, contexts: Sequence[int], rounds: int, budget_seconds: float, prepared: Any
 ) -> tuple[CostTable, dict[str, Any]]:
-    """Calibrate, then time points that are mostly not in the calibration's grid, in an order drawn for each round.
+    """Measure costs as `auto` does, or read what was measured for it; then time points.
+
+    They are mostly not in the calibration's grid, and their order is drawn anew for each round.
 
     Args:
         pair: the target and its draft.
         contexts: tokens before each point.
         rounds: each times every point once.
         budget_seconds: of the calibration.
+        prepared: `speculator.backend`; None: forwards run as they are.
 
     Returns:
         what was calibrated, and |foretold / measured - 1|: of single measurements, and of each point's median. The
@@ -42,15 +46,17 @@ def cost_errors(
     sources = {"assistant": Assistant(pair.draft), "early_exit": EarlyExit(pair.shape.draft_layers), "ngram": NGram()}
     for source in sources.values():
         source.attach(pair.target, None)
-    table = calibrate(pair.target, sources, budget_seconds=budget_seconds)
+    options = {} if prepared is None else {"backend": prepared}
+    table = measure(pair.target, sources, budget_seconds=budget_seconds, **options).table
     timers: dict[Point, Callable[[int], float]] = {}
     order = random.Random(0)
-    with torch.no_grad():
+    with torch.no_grad(), nullcontext() if prepared is None else prepared.lease() as lease:
+        lent = () if lease is None else (lease,)
         for context in contexts:
-            probe = VerifyProbe(pair.target, context, max(WIDTHS))
+            probe = VerifyProbe(pair.target, context, max(WIDTHS), *lent)
             timers |= {(VERIFY, context, width): probe.seconds for width in WIDTHS}
             for name in table.drafts:
-                draft = DraftProbe(pair.target, sources[name], context)
+                draft = DraftProbe(pair.target, sources[name], context, *lent)
                 timers |= {(name, context, length): draft.seconds for length in LENGTHS}
         for point, seconds in timers.items():  # a warm-up
             seconds(point[2])

@@ -18,7 +18,8 @@ from autospec.drafts import Assistant, EarlyExit, NGram
 from autospec.policies import Fixed
 from autospec.types import OFF, Action, BlockContext, BlockOutcome
 
-BACKENDS = ("eager", "compile")
+BACKENDS = ("eager", "compile", "plain")
+"""As in `autospec.wrap`; `plain` are fixed shapes of which nothing is compiled: what they are, without a GPU."""
 HAS_BACKENDS = "backend" in inspect.signature(autospec.wrap).parameters
 PLAIN, AUTO, ANY = "plain", "auto", "any"
 """The model's own `generate`; the policy `auto`; a source and block length drawn anew before each block."""
@@ -101,9 +102,19 @@ class Stage:
     def open(self, backend: str) -> None:
         """Wrap the target for a backend; costs are measured and graphs captured now."""
         policy = Conducted()
-        self._conducted[backend] = self._wrapped(backend, policy=policy, called="conducted"), policy
+        conducted = self._wrapped(backend, policy=policy, called="conducted")
         if self._has_auto:
-            self._auto[backend] = self._wrapped(backend, policy="auto", control_share=0.0, called=AUTO)
+            try:
+                self._auto[backend] = self._wrapped(backend, policy="auto", control_share=0.0, called=AUTO)
+            except Exception:
+                conducted.close()
+                raise
+        self._conducted[backend] = conducted, policy
+
+    def prepared(self, backend: str) -> Any:
+        """What was made for a backend, `speculator.backend`; None where forwards run as they are."""
+        found = getattr(self._auto.get(backend, self._conducted[backend][0]), "backend", None)
+        return None if found is None or found.target is None else found
 
     @property
     def backends(self) -> list[str]:
@@ -150,14 +161,23 @@ class Stage:
 
     def _wrapped(self, backend: str, *, called: str, **options: Any) -> Any:
         if HAS_BACKENDS:
-            options["backend"] = backend
+            options["backend"] = _fixed_shapes() if backend == "plain" else backend
         pair, started = self.pair, time.perf_counter()
         drafts = [Assistant(pair.draft), EarlyExit(pair.shape.draft_layers), NGram()]
         speculator = autospec.wrap(pair.target, drafts=drafts, store=None, sampling=self._sampling, **options)
         wait(pair.device)
         self.seconds_to_wrap[f"{backend} {called}"] = time.perf_counter() - started
         del pair.target.generate  # what wrap has put there
+        if HAS_BACKENDS and backend != "eager" and speculator.backend.target is None:
+            speculator.close()
+            raise RuntimeError(f"backend {backend} is {speculator.backend}")
         return speculator
+
+
+def _fixed_shapes() -> Any:
+    from autospec.backends import Static  # not there where wrap has no backends
+
+    return Static("plain")
 
 
 def wait(device: torch.device) -> None:

@@ -10,7 +10,9 @@ WIDTHS = (5, 6, 7, 22, 8, 8, 15, 7, 7)
 
 def report(results: dict[str, Any]) -> None:
     about = results["about"]
-    print(f"{about['device']}, torch {about['torch']}, transformers {about['transformers']}, {results['seconds']:.0f} s")
+    print(
+        f"{about['device']}, torch {about['torch']}, transformers {about['transformers']}, {results['seconds']:.0f} s"
+    )
     print(results["says"])
     print()
     print(_line("shape", "agree", "context", "arm", "ms/token", "speed-up", "95 %", "accept", "length"))
@@ -54,11 +56,17 @@ def _others(results: dict[str, Any]) -> Iterator[str]:
             found = target["bandwidth"]
             shown = f"{found['step_ms']:.2f} ms of which reading the weights takes {found['floor_ms']:.2f}"
             yield f"{name}: a plain step takes {shown}, a share of {found['share']:.2f}"
-        for kind, errors in target.get("costs", {}).get("errors", {}).items():
-            shown = ", ".join(f"{key} {errors[key]['median']:.1%} (p90 {errors[key]['p90']:.1%})" for key in errors)
-            yield f"{name}: foretelling {kind}: error of {shown}"
-        for kind, error in target.get("costs", {}).get("in_service", {}).items():
-            yield f"{name}: foretelling {kind} in service: error {error['median']:.1%} (p90 {error['p90']:.1%})"
+        for backend, costs in target.get("costs", {}).items():
+            for kind, errors in costs["errors"].items():
+                shown = ", ".join(f"{key} {errors[key]['median']:.1%} (p90 {errors[key]['p90']:.1%})" for key in errors)
+                yield f"{name}: {backend}: foretelling {kind}: error of {shown}"
+            for kind, error in costs["in_service"].items():
+                shown = f"error {error['median']:.1%} (p90 {error['p90']:.1%})"
+                yield f"{name}: {backend}: foretelling {kind} in service: {shown}"
+        for backend, found in target.get("backends", {}).items():
+            if found is not None:
+                shown = f"{found['captures']} forwards, {found['memory_bytes'] / 1e9:.2f} GB, {found['speedups']}"
+                yield f"{name}: {backend} is {found['name']}: {shown}"
         for row in target.get("synchronisations", []):
             yield f"{name}: {row['arm']} waits {row['per_block']:.2f} times a block, {row['per_token']:.2f} a token"
     for row in results.get("processors", []):
@@ -68,4 +76,6 @@ def _others(results: dict[str, Any]) -> Iterator[str]:
 
 
 def _line(*cells: str) -> str:
-    return " ".join(cell.ljust(w) if i in (0, 3) else cell.rjust(w) for i, (cell, w) in enumerate(zip(cells, WIDTHS, strict=True)))
+    return " ".join(
+        cell.ljust(w) if i in (0, 3) else cell.rjust(w) for i, (cell, w) in enumerate(zip(cells, WIDTHS, strict=True))
+    )

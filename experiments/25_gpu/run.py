@@ -1,4 +1,4 @@
-"""autospec on a GPU: is it exact there, how fast, and how well are its costs foretold? One command, nothing else needed.
+"""autospec on a GPU: is it exact there, how fast, and how well are its costs foretold? One command.
 
     python experiments/25_gpu/run.py --out DIR                                  # CUDA if there is any; eight minutes
     python experiments/25_gpu/run.py --out DIR --device cpu --shapes tiny --quick     # a smoke test, anywhere
@@ -16,15 +16,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent
-sys.path.insert(0, str(FOLDER.parent.parent))
-sys.path.insert(0, str(FOLDER))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from budget import Clock, OutOfTime
 from phases import Run, everything
 from playing import BACKENDS
 from report import report
 from shapes import SHAPES
+
+FOLDER = Path(__file__).resolve().parent
 
 
 def main() -> int:
@@ -53,15 +54,20 @@ def parse_options() -> argparse.Namespace:
         help=f"targets in this order, of {', '.join(SHAPES)}; 7b,1b,13b on CUDA and tiny on the CPU if left out",
     )
     parser.add_argument("--minutes", type=float, default=8.0, help="time for everything, enforced")
-    parser.add_argument("--backends", default=",".join(BACKENDS), help="those that autospec has are measured")
+    parser.add_argument(
+        "--backends",
+        default=None,
+        help=f"of {', '.join(BACKENDS)}; eager,compile on CUDA and eager on the CPU if left out",
+    )
     parser.add_argument("--quick", action="store_true", help="a smoke test: two rounds, few answers")
     options = parser.parse_args()
-    has_cuda, why_not = cuda()
+    has_cuda, why_not = (False, "") if options.device == "cpu" else cuda()
     if options.device == "cuda" and not has_cuda:
         parser.exit(2, f"{parser.prog}: --device cuda: {why_not}; say --device cpu\n")
     options.device = options.device or ("cuda" if has_cuda else "cpu")
     usual = "tiny" if options.device == "cpu" else ",".join(name for name in SHAPES if name != "tiny")
-    options.shapes, options.backends = (options.shapes or usual).split(","), options.backends.split(",")
+    options.shapes = (options.shapes or usual).split(",")
+    options.backends = (options.backends or ("eager" if options.device == "cpu" else "eager,compile")).split(",")
     for option, given, known in (("shapes", options.shapes, SHAPES), ("backends", options.backends, BACKENDS)):
         if unknown := [name for name in given if name not in known]:
             parser.exit(2, f"{parser.prog}: --{option} {unknown[0]!r}: known are {', '.join(known)}\n")

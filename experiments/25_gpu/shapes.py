@@ -46,8 +46,8 @@ class Shape:
     vocab: int
     draft_layers: int
     contexts: tuple[int, ...] = (256, 2048, 8192)
-    new_tokens: int = 64
-    window: int = 16_384
+    new_tokens: int = 48
+    window: int = 9216
 
     def draft(self) -> Shape:
         """The sizes of its draft."""
@@ -106,7 +106,10 @@ class Pair:
         half = length // 2
         start = self.prompt(max(1, half // 8), number)
         once = self.target.generate(
-            input_ids=start, attention_mask=torch.ones_like(start), max_new_tokens=half - start.shape[1], do_sample=False
+            input_ids=start,
+            attention_mask=torch.ones_like(start),
+            max_new_tokens=half - start.shape[1],
+            do_sample=False,
         )
         return torch.cat([once, once[:, : length - half]], dim=1)
 

@@ -25,6 +25,8 @@ REPETITIVE_LABELS = ("off", "ngram:4", "ngram:8", AUTO)
 AUTO_WARM_UPS = 3
 """Answers from which `auto` learns before it is timed."""
 LEAST_ROUNDS = 2
+MOST_EXAMINED = 4
+"""Differing answers that are examined in a cell; those that differ alike count once."""
 COPIED_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}
 SYNCHRONISES = "called a synchronizing"
 """What PyTorch warns of in its debug mode for synchronisations."""
@@ -61,31 +63,40 @@ class Cell:
         self._prefill_seconds: list[float] = []
         self._examined: dict[tuple[int, int, int, int], Difference | None] = {}
 
-    def run(self, seconds: float, most_rounds: int, most_examined: int) -> dict[str, Any] | str:
-        """Warm up, then rounds for as long as there is time. Returns: the cell's row; or why it was left out."""
-        end = time.perf_counter() + seconds
+    def run(self, seconds: float, most_seconds: float, most_rounds: int) -> dict[str, Any] | str:
+        """Warm up, then play rounds.
+
+        Args:
+            seconds: no further round begins after these.
+            most_seconds: by then the least number of rounds has to be over.
+            most_rounds: rounds at most.
+
+        Returns:
+            the cell in numbers; or why it was left out.
+        """
+        started = time.perf_counter()
+        end, last = started + seconds, started + most_seconds
         first = self._prompt(0)
         started = time.perf_counter()
         for arm in self._arms:
             self._stage.answer(arm, first, self._new_tokens)
-            if time.perf_counter() > end:
-                return f"a round takes longer than the {seconds:.0f} s left for it"
+            if time.perf_counter() > last:
+                return f"a round takes longer than the {most_seconds:.0f} s left"
         round_seconds = time.perf_counter() - started
         for arm in self._arms:
             for number in range(1, AUTO_WARM_UPS if arm.label == AUTO else 1):
                 self._stage.answer(arm, self._prompt(number), self._new_tokens)
         order = random.Random(0)
         while len(self._prompts) < most_rounds:
-            left = end - time.perf_counter()
             is_least = len(self._prompts) < LEAST_ROUNDS
-            if left < (0.0 if is_least else round_seconds):
+            if time.perf_counter() + round_seconds > (last if is_least else end):
                 break
             started = time.perf_counter()
             self._round(AUTO_WARM_UPS + len(self._prompts), order)
             round_seconds = time.perf_counter() - started
         if len(self._prompts) < LEAST_ROUNDS:
-            return f"{len(self._prompts)} rounds of {round_seconds:.0f} s in the {seconds:.0f} s left for it"
-        self._judge(most_examined)
+            return f"{len(self._prompts)} rounds of {round_seconds:.0f} s fit in the {most_seconds:.0f} s left"
+        self._judge(last)
         return self._row()
 
     def _prompt(self, number: int) -> Tensor:
@@ -105,7 +116,7 @@ class Cell:
             self._played[arm].answers.append(answer)
         self._prompts.append(prompt)
 
-    def _judge(self, most_examined: int) -> None:
+    def _judge(self, last: float) -> None:
         """Compare every answer with the plain one. The target's own forwards decide what a tie is: they take time."""
         for number, prompt in enumerate(self._prompts):
             expected = self._played[PLAINLY].answers[number].tokens
@@ -118,7 +129,8 @@ class Cell:
                     kind = "different"
                 else:
                     place = (number, at, expected[at], found[at])
-                    if place not in self._examined and len(self._examined) < most_examined:
+                    is_time = len(self._examined) < MOST_EXAMINED and time.perf_counter() < last
+                    if place not in self._examined and is_time:
                         self._examined[place] = examine(self._stage.pair.target, prompt, expected, found)
                     kind = kind_of(self._examined[place]) if place in self._examined else "not examined"
                 self._played[arm].verdicts[kind] += 1
