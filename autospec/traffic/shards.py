@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import zstandard
-
 SUFFIX = ".jsonl.zst"
 PARTIAL_SUFFIX = SUFFIX + ".partial"
 MAGIC = b"\x28\xb5\x2f\xfd"
@@ -60,6 +58,8 @@ def encode(content: dict[str, Any]) -> bytes:
         ValueError: a value is no JSON.
         TypeError: likewise.
     """
+    import zstandard  # loaded where traffic is kept: answers are decoded without it
+
     line = json.dumps(content, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii") + b"\n"
     return zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).compress(line)
 
@@ -80,6 +80,8 @@ def frames(data: memoryview) -> Iterator[Frame]:
 
 def read_frame(data: memoryview, position: int) -> Frame:
     """The frame that begins at a place, whether or not there is one."""
+    import zstandard
+
     decompressor = zstandard.ZstdDecompressor().decompressobj()
     parts, place = [], position
     try:

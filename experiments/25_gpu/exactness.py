@@ -134,7 +134,7 @@ def same_distribution(
             break
         for index, (name, found) in enumerate(answers.items()):
             with planted(name == FAULT):
-                answer = stage.answer(ways[name], prompt, new_tokens, seed=10 * number + index, **UNSHAPED)
+                answer = stage.answer(ways[name], prompt, new_tokens, seed=1000 + 10 * number + index, **UNSHAPED)
             found.append(answer.tokens)
             if answer.record is not None:
                 judged[name] += answer.record.num_judged_tokens
@@ -197,7 +197,7 @@ def standing(pair: Pair, prompt: Tensor, answers: Sequence[list[int]], acceptanc
     probs, vocab_size = p.exp(), p.shape[-1]
     hits = torch.nn.functional.one_hot(drawn, vocab_size).double()
     flat = probs.reshape(-1, vocab_size)
-    toward = q - p
+    toward = (q - p).clamp(-2.0, 2.0)  # rare tokens would else make up the variance
     mean = (probs * toward).sum(dim=-1)
     variance = (probs * toward.square()).sum(dim=-1) - mean.square()
     surplus = toward.gather(2, drawn[..., None])[..., 0] - mean

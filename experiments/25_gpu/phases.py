@@ -159,7 +159,7 @@ def distribution_is_the_same(run: Run, backends: list[str]) -> None:
     try:
         for backend in backends:
             stage.open(backend)
-        new_tokens, answers = (32, 16) if run.options.quick else (FEW_TOKENS.new_tokens, 80)
+        new_tokens, answers = (48, 24) if run.options.quick else (FEW_TOKENS.new_tokens, 80)
         found = same_distribution(stage, new_tokens, answers, 3, lambda: time.perf_counter() < end)
     finally:
         stage.close()
