@@ -157,7 +157,7 @@ class TestShapes:
         pair = shapes.build(shapes.SMALL, torch.device("cpu"), torch.float64)
         assert pair.embedding_error < 1e-12
         assert pair.entropy == pytest.approx(shapes.ENTROPY, abs=0.05)
-        shapes.disturb(pair.target, pair.shape.draft_layers, 0.5, seed=0)
+        shapes.disturb(pair.target, pair.shape, 0.5, seed=0)
         text = shapes.some_tokens(pair, 64, 3)
         ours, whole, first = (
             model(input_ids=text, use_cache=False).logits

@@ -23,12 +23,12 @@ NARROW = 4
 """Widths of the target over those of its draft. A power of 4, for the sake of exact numbers."""
 SHRINK = 1.0 / math.sqrt(NARROW)
 EPSILON = 1e-6
-SHARPNESS, ATTENTION, MLP = 1.5, 0.5, 1.0
-"""Of the draft: spread of queries and keys, and of what attention and MLP write. Mostly the last token decides: the
-text does not run in circles, and repeats itself where the prompt does."""
+SHARPNESS = 1.5
+"""Spread of queries and keys."""
 ENTROPY = 2.0
 """Nats of the next token at temperature 1: the head is scaled to it."""
 CALIBRATION_TOKENS = 512
+REPEATED_TOKENS = 64
 SEARCH_STEPS = 12
 
 
@@ -48,6 +48,10 @@ class Shape:
     contexts: tuple[int, ...] = (256, 2048, 8192)
     new_tokens: int = 48
     window: int = 9216
+    attention: float = 0.03
+    """Size of what attention writes, of what the MLP does. If it is small, the last token decides: where the prompt
+    repeats itself so does the answer, which alone does not run in circles within a few dozen tokens. If it is not, a
+    cache that was rolled back wrongly shows."""
 
     def draft(self) -> Shape:
         """The sizes of its draft."""
@@ -62,8 +66,8 @@ SHAPES = {
     "tiny": Shape("tiny", 64, 6, 4, 4, 16, 128, 512, draft_layers=2, contexts=(32, 64), new_tokens=12, window=512),
 }
 """In order of importance."""
-SMALL = Shape("small", 256, 6, 8, 4, 32, 512, 1024, draft_layers=2, contexts=(48,), new_tokens=48, window=1024)
-FEW_TOKENS = Shape("few tokens", 64, 4, 4, 4, 16, 128, 16, draft_layers=2, contexts=(8,), new_tokens=48, window=512)
+SMALL = Shape("small", 256, 6, 8, 4, 32, 512, 1024, draft_layers=2, contexts=(48,), window=1024, attention=0.5)
+FEW_TOKENS = Shape("few tokens", 64, 4, 4, 4, 16, 128, 16, draft_layers=2, contexts=(8,), window=512, attention=0.5)
 
 
 @dataclass
@@ -88,7 +92,7 @@ class Pair:
         text = some_tokens(self, CALIBRATION_TOKENS, seed)
 
         def agreement(exponent: float) -> float:
-            disturb(self.target, self.shape.draft_layers, 2.0**exponent, seed)
+            disturb(self.target, self.shape, 2.0**exponent, seed)
             return _agreement(self.draft, self.target, text)
 
         exponent = _search(agreement, wanted, -12.0, 4.0)
@@ -99,19 +103,15 @@ class Pair:
         return some_tokens(self, length, 1000 + number)
 
     def repetitive_prompt(self, length: int, number: int) -> Tensor:
-        """[1, length]: a random beginning with what the target says after it, and all of that once more.
+        """[1, length]: random tokens, what the target says after them, and the same random tokens.
 
-        So the target goes on, more or less, as it did the first time.
+        So the answer is what stands in the prompt, more or less.
         """
-        half = length // 2
-        start = self.prompt(max(1, half // 8), number)
-        once = self.target.generate(
-            input_ids=start,
-            attention_mask=torch.ones_like(start),
-            max_new_tokens=half - start.shape[1],
-            do_sample=False,
-        )
-        return torch.cat([once, once[:, : length - half]], dim=1)
+        said = min(REPEATED_TOKENS, length * 3 // 8)
+        start = self.prompt((length - said) // 2, number)
+        options = {"attention_mask": torch.ones_like(start), "do_sample": False}
+        once = self.target.generate(input_ids=start, max_new_tokens=said, **options)
+        return torch.cat([once, start], dim=1)
 
 
 def build(shape: Shape, device: torch.device, dtype: torch.dtype, *, entropy: float = ENTROPY, seed: int = 0) -> Pair:
@@ -121,9 +121,9 @@ def build(shape: Shape, device: torch.device, dtype: torch.dtype, *, entropy: fl
     draft = _model(narrow, device, dtype, EPSILON)
     target = _model(shape, device, dtype, EPSILON / NARROW)
     with torch.no_grad():
-        _fill(draft, narrow.hidden, generator)
-        _fill(target, narrow.hidden, generator)
-        disturb(target, shape.draft_layers, 0.0, seed)
+        _fill(draft, narrow.hidden, shape.attention, generator)
+        _fill(target, narrow.hidden, shape.attention, generator)
+        disturb(target, shape, 0.0, seed)
         _embed(draft, target)
         pair = Pair(shape, target, draft, embedding_error=math.nan)
         text = some_tokens(pair, CALIBRATION_TOKENS, seed)
@@ -138,13 +138,14 @@ def build(shape: Shape, device: torch.device, dtype: torch.dtype, *, entropy: fl
     return pair
 
 
-def disturb(target: Any, first: int, strength: float, seed: int) -> None:
-    """Let the layers from `first` on write random numbers into the residual stream; strength 0: nothing."""
+def disturb(target: Any, shape: Shape, strength: float, seed: int) -> None:
+    """Let the layers behind the draft's write random numbers into the residual stream; strength 0: nothing."""
     generator = torch.Generator(target.device).manual_seed(seed + 1)
     with torch.no_grad():
-        for layer in target.model.layers[first:]:
-            for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
-                projection.weight.normal_(0.0, strength / math.sqrt(projection.in_features), generator=generator)
+        for layer in target.model.layers[shape.draft_layers :]:
+            for projection, size in ((layer.self_attn.o_proj, shape.attention), (layer.mlp.down_proj, 1.0)):
+                spread = strength * size / math.sqrt(projection.in_features)
+                projection.weight.normal_(0.0, spread, generator=generator)
 
 
 def some_tokens(pair: Pair, count: int, seed: int) -> Tensor:
@@ -186,7 +187,7 @@ def _model(shape: Shape, device: torch.device, dtype: torch.dtype, epsilon: floa
     return model.eval().requires_grad_(False)
 
 
-def _fill(model: Any, width: int, generator: torch.Generator) -> None:
+def _fill(model: Any, width: int, written: float, generator: torch.Generator) -> None:
     """Random weights that keep sizes, if `width` dimensions of the residual stream are not zero."""
     spread = 1.0 / math.sqrt(width)
     for layer in model.model.layers:
@@ -195,7 +196,7 @@ def _fill(model: Any, width: int, generator: torch.Generator) -> None:
             projection.weight.normal_(0.0, SHARPNESS * spread, generator=generator)
         for projection in (attention.v_proj, mlp.gate_proj, mlp.up_proj):
             projection.weight.normal_(0.0, spread, generator=generator)
-        for projection, size in ((attention.o_proj, ATTENTION), (mlp.down_proj, MLP)):
+        for projection, size in ((attention.o_proj, written), (mlp.down_proj, 1.0)):
             projection.weight.normal_(0.0, size / math.sqrt(projection.in_features), generator=generator)
         for norm in (layer.input_layernorm, layer.post_attention_layernorm):
             norm.weight.fill_(1.0)
