@@ -21,7 +21,7 @@ from autospec.decoding.selection import Greedy, Selection
 from autospec.drafts.early_exit import first_layers_of
 
 FOLDER = Path(__file__).parent.parent / "experiments" / "25_gpu"
-MODULES = ("budget", "exactness", "foretelling", "phases", "playing", "processing", "report", "shapes", "timing")
+MODULES = ("budget", "exactness", "foretelling", "phases", "playing", "processing", "report", "run", "shapes", "timing")
 ABSENT = [
     "accelerate",
     "alembic",
@@ -134,21 +134,37 @@ def test_the_time_is_kept(bare: Bare) -> None:
     assert bare.results()["left_out"]
 
 
+def test_without_a_gpu(bare: Bare) -> None:
+    run = bare.script("--device", "cuda")
+    assert run.returncode == 2
+    assert "--device cuda: PyTorch" in run.stderr
+    assert "cannot use a GPU here" in run.stderr
+    assert len(run.stderr.splitlines()) == 1
+    assert not (bare.folder / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--device", "cuda"], "cannot use a GPU here"),
-        (["--device", "cpu", "--shapes", "70b"], "'70b': known are 7b, 1b, 13b, tiny"),
-        (["--device", "cpu", "--backends", "triton"], "'triton': known are eager, compile"),
-        (["--device", "cpu", "--minutes", "0"], "from 0.1 to 600"),
+        (["--shapes", "70b"], "'70b': known are 7b, 1b, 13b, tiny"),
+        (["--backends", "triton"], "'triton': known are eager, compile, plain"),
+        (["--minutes", "0"], "from 0.1 to 600"),
     ],
 )
-def test_what_cannot_begin(bare: Bare, arguments: list[str], said: str) -> None:
-    run = bare.script(*arguments)
-    assert run.returncode == 2
-    assert said in run.stderr
-    assert len(run.stderr.splitlines()) == 1
-    assert not (bare.folder / "out").exists()
+def test_what_cannot_begin(
+    parts: dict[str, ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    said: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run.py", "--device", "cpu", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        parts["run"].main()
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1
 
 
 class TestShapes:
