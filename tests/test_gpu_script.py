@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -81,9 +82,10 @@ def bare(tmp_path: Path) -> Bare:
 @pytest.fixture(scope="module")
 def parts() -> Iterator[dict[str, ModuleType]]:
     """The script's modules, which find each other in its own folder."""
+    before = list(sys.path)
     sys.path.insert(0, str(FOLDER))
     yield {name: import_module(name) for name in MODULES}
-    sys.path.remove(str(FOLDER))
+    sys.path[:] = before
     for name in MODULES:
         del sys.modules[name]
 
@@ -243,6 +245,31 @@ class TestChecksCanFail:
         assert json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["failures"] == [
             "one that fails: ValueError: it failed"
         ]
+
+
+def test_synchronisations_are_counted(parts: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What PyTorch says on CUDA is said here by every answer of the wrapped model, once a token and once besides."""
+    shapes, timing = parts["shapes"], parts["timing"]
+    modes: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    stage = parts["playing"].Stage(shapes.build(shapes.FEW_TOKENS, torch.device("cpu"), torch.float32), has_auto=True)
+    stage.open("eager")
+    answer = stage.answer
+
+    def speaking(arm: Any, prompt: torch.Tensor, new_tokens: int) -> Any:
+        for _ in range(new_tokens + 1):
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+        warnings.warn("another one", stacklevel=1)
+        return answer(arm, prompt, new_tokens)
+
+    monkeypatch.setattr(stage, "answer", speaking)
+    rows = timing.synchronisations(stage, 8, 16)
+    stage.close()
+    assert [row["per_token"] for row in rows] == [1.0] * 6
+    by_arm = {row["arm"]: row["per_block"] for row in rows}
+    assert by_arm["plain"] == by_arm["eager off"] == 1.0
+    assert by_arm["eager assistant:4"] > 1.0  # several tokens a block
+    assert modes == ["warn", "default"] * 12
 
 
 def test_intervals(parts: dict[str, ModuleType]) -> None:
