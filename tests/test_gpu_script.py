@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -100,11 +100,11 @@ def test_a_run_on_the_cpu(bare: Bare) -> None:
     assert not results["failures"]
     assert all(check["is_ok"] for check in results["checks"])
     target = results["targets"]["tiny"]
-    assert [(cell["prompt"], cell["wanted_agreement"]) for cell in target["cells"]] == [
-        ("random", 0.8),
-        ("random", 0.8),
-        ("repetitive", 0.8),
-        ("random", 0.6),
+    assert [(cell["prompt"], cell["context"], cell["wanted_agreement"]) for cell in target["cells"]] == [
+        ("random", 32, 0.8),
+        ("random", 64, 0.8),
+        ("repetitive", 32, 0.8),
+        ("random", 32, 0.6),
     ]
     for cell in target["cells"]:
         arms = {arm["arm"]: arm for arm in cell["arms"]}
@@ -200,7 +200,10 @@ class TestShapes:
                 assert getattr(draft, name) * shapes.NARROW == getattr(shape, name)
             assert draft.head_dim == shape.head_dim
             assert 0 < draft.layers < shape.layers
-            assert max(shape.contexts) + shape.new_tokens < shape.window
+            longest = max(shape.contexts)
+            assert longest + shape.new_tokens + 16 < shape.window
+            pair = SimpleNamespace(shape=shape, device=torch.device("cpu"))
+            assert shapes.some_tokens(pair, longest, 0).shape == (1, longest)
 
 
 class EverythingAccepted(Greedy):

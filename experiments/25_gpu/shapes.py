@@ -151,7 +151,7 @@ def disturb(target: Any, shape: Shape, strength: float, seed: int) -> None:
 def some_tokens(pair: Pair, count: int, seed: int) -> Tensor:
     """[1, count], or as many as the window has room for."""
     generator = torch.Generator().manual_seed(seed)
-    size = (1, min(count, pair.shape.window // 2))
+    size = (1, min(count, pair.shape.window))
     return torch.randint(1, pair.shape.vocab, size, generator=generator).to(pair.device)
 
 
