@@ -23,10 +23,10 @@ DEV_READY := $(VENV)/.dev
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: $(COMPAT)/%/.ready
-.PHONY: help setup demo test test-compat bench lint format types lock model postgres browser clean
+.PHONY: help setup demo test test-compat bench bench-peers bench-verification lint format types lock model postgres browser clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(DEV_READY) ## make .venv with autospec and the development tools
 
@@ -44,7 +44,13 @@ test-compat: compat-5.17 ## the decoder's tests on transformers 5.17 and on the 
 	  echo "transformers $$newest is the newest 5.x and the locked one: make test covers it"; \
 	else $(MAKE) --no-print-directory "compat-$$newest"; fi
 
-bench: $(DEV_READY) ## what verifying a block costs in microseconds, beside transformers' assisted decoding (idle machine)
+bench: bench-peers model ## autospec beside generate, transformers and two packages, with speed-ups and memory (idle machine, 40 minutes; BENCH=--quick: three)
+	$(BIN)/python experiments/23_benchmark/run.py $(BENCH)
+
+bench-peers: $(DEV_READY) ## environments of the packages that make bench measures beside autospec, in .bench
+	$(BIN)/python experiments/23_benchmark/run.py --build
+
+bench-verification: $(DEV_READY) ## what verifying a block costs in microseconds, beside transformers' assisted decoding (idle machine)
 	$(BIN)/python experiments/07_verification/run.py $(if $(OUT),--out $(OUT)) $(if $(DEVICE),--device $(DEVICE))
 
 lint: $(DEV_READY) ## ruff, format check, import contracts
@@ -70,7 +76,7 @@ LOCK_OPTIONS = --quiet --strip-extras --allow-unsafe --annotation-style line --n
   --no-emit-find-links --no-emit-trusted-host $(if $(UPGRADE),--upgrade) --upgrade-package torch==$(TORCH)
 
 clean: ## remove environments, caches and build output (the fetched model stays in the user's cache)
-	rm -rf $(VENV) $(COMPAT) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(COMPAT) .bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find autospec policies telemetry tests experiments -name __pycache__ -prune -exec rm -rf {} +
 
 # The tests of the PostgreSQL store start a server of their own; where its binaries are missing they are installed.
