@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import venv
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 OWN = "own"
@@ -30,7 +31,7 @@ PEERS = {
     "flashspec": Environment("flashspec", ("flashspec==0.3.1",)),
     "economize": Environment("economize", ("economize==0.3.2",)),
 }
-TORCH = "torch==2.13.0"
+TORCH = f"torch=={version('torch').partition('+')[0]}"
 """Any other release would be gigabytes."""
 
 
