@@ -35,7 +35,7 @@ def test_what_falls_is_no_growth(growth: ModuleType) -> None:
     assert (found["law"], found["added"]) == ("constant", 0.0)
 
 
-def test_answers_and_sources_are_measured(growth: ModuleType) -> None:
+def test_answers_are_measured(growth: ModuleType) -> None:
     found = growth.answers(256, 1)
     assert found["answer_tokens"] == [256]
     assert {arm: len(values) for arm, values in found["new text"].items()} == {"generate": 1, "off": 1, "auto": 1}

@@ -6,12 +6,12 @@ import copy
 from typing import Any
 
 from arms_plain import Generate
-from borrowed import live
+from whole import whole_vocabulary
 
 
 def arm(kind: str, loaded: Any, settings: dict[str, Any]) -> Generate:
     """Args: settings: of the assistant's generation configuration; empty: as transformers has it."""
-    whole = live().whole_vocabulary(loaded.assistant, loaded.model.config.vocab_size)
+    whole = whole_vocabulary(loaded)
     whole.generation_config = copy.deepcopy(whole.generation_config)
     for name, value in settings.items():
         setattr(whole.generation_config, name, value)

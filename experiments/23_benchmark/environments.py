@@ -21,15 +21,17 @@ OWN = "own"
 
 @dataclass(frozen=True)
 class Environment:
-    """A package at a release, and the transformers it is used with (None: the one that is there)."""
+    """A package at a release, and the transformers that it is used with."""
 
     name: str
     packages: tuple[str, ...]
 
 
+TRANSFORMERS = "transformers==5.23.*"
+"""The newest before 5.24, which renamed the cache: economize's `generate` raises there, flashspec uses the old name."""
 PEERS = {
-    "flashspec": Environment("flashspec", ("flashspec==0.3.1",)),
-    "economize": Environment("economize", ("economize==0.3.2",)),
+    "flashspec": Environment("flashspec", ("flashspec==0.3.1", TRANSFORMERS)),
+    "economize": Environment("economize", ("economize==0.3.2", TRANSFORMERS)),
 }
 TORCH = f"torch=={version('torch').partition('+')[0]}"
 """Any other release would be gigabytes."""

@@ -1,6 +1,6 @@
 """autospec beside `generate`, transformers' own speculation and two packages, on six segments of Spec-Bench.
 
-    python experiments/23_benchmark/run.py --prompts spec_bench.jsonl [--dtypes bfloat16,float32] [--limit 3] [--quick]
+    python experiments/23_benchmark/run.py --prompts spec_bench.jsonl [--dtypes bfloat16,float32] [--limit 2] [--quick]
 
 Every prompt is answered by every arm before the next one, in an order that turns by one from prompt to prompt. Before
 that, settings are tried on other prompts of the same segments, for each number format and decoding anew, and the best
@@ -328,7 +328,7 @@ def _actions(rows: Sequence[Mapping[str, Any]], arm: str) -> dict[str, int]:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help="the Spec-Bench questions, JSONL")
-    parser.add_argument("--limit", type=int, default=3, help="prompts of each segment")
+    parser.add_argument("--limit", type=int, default=2, help="prompts of each segment")
     parser.add_argument("--sweep-limit", type=int, default=1, help="prompts of each segment to try settings on; 0: none")
     parser.add_argument("--tokens", type=int, default=40, help="of each answer, at most")
     parser.add_argument("--least-prompt", type=int, default=64, help="tokens")
