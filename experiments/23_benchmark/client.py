@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,9 @@ class Client:
 
     def close(self) -> None:
         """Closing stdin ends the worker."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        with self._process, suppress(BrokenPipeError):  # it may have ended by itself
+            assert self._process.stdin is not None
+            self._process.stdin.close()
 
     def __enter__(self) -> Client:
         return self

@@ -40,7 +40,7 @@ def spread(candidates: Sequence[Prompt], count: int, least: int, most: int) -> l
         return max(0, least - len(prompt.tokens), len(prompt.tokens) - most)
 
     inside = [p for p in candidates if outside(p) == 0]
-    if len(inside) < count:
+    if count == 0 or len(inside) < count:
         return sorted(candidates, key=outside)[:count]
     lengths = sorted(len(p.tokens) for p in inside)
     low, high = math.log(lengths[0]), math.log(lengths[-1])
@@ -55,7 +55,7 @@ def spread(candidates: Sequence[Prompt], count: int, least: int, most: int) -> l
 def choose(
     segments: Mapping[str, Sequence[Prompt]], limit: int, others: int, least: int, most: int
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """`limit` prompts of each segment to measure, and `others` to sweep settings and to learn on, one segment in turn."""
+    """`limit` prompts of each segment to measure, and `others` to try settings and to learn on; the segments in turn."""
     measured = {s: spread(prompts, limit, least, most) for s, prompts in segments.items()}
     rest = {s: [p for p in prompts if p not in measured[s]] for s, prompts in segments.items()}
     swept = {s: spread(prompts, others, least, most) for s, prompts in rest.items()}

@@ -78,7 +78,11 @@ class Bench:
         envs = self.options.envs
         python = python_of(name, envs)
         return Client(
-            python, self.options.threads, envs / f"{name}.log", is_own=name == OWN, costs=self.options.work.parent / "costs"
+            python,
+            self.options.threads,
+            envs / f"{name}.log",
+            is_own=name == OWN,
+            costs=self.options.work.parent / "costs",
         )
 
     def close(self) -> None:
@@ -289,7 +293,9 @@ def results_of(bench: Bench, segments: Mapping[str, Sequence[Prompt]]) -> dict[s
         "settings": work.settings,
         "prompts": available(segments, bench.prompts),
         "is_swept": bool(bench.others),
-        "bandwidth": {row["dtype"]: {k: row[k] for k in row if k not in ("phase", "dtype")} for row in work.of("floor")},
+        "bandwidth": {
+            row["dtype"]: {k: row[k] for k in row if k not in ("phase", "dtype")} for row in work.of("floor")
+        },
         "groups": groups,
         "memory": {row["arm"]: {k: row[k] for k in row if k.endswith("_bytes")} for row in work.of("memory")},
         "ready_seconds": {row["arm"]: round(row["seconds"], 3) for row in work.of("ready")},
@@ -329,14 +335,18 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help="the Spec-Bench questions, JSONL")
     parser.add_argument("--limit", type=int, default=2, help="prompts of each segment")
-    parser.add_argument("--sweep-limit", type=int, default=1, help="prompts of each segment to try settings on; 0: none")
+    parser.add_argument(
+        "--sweep-limit", type=int, default=1, help="prompts of each segment to try settings on; 0: none"
+    )
     parser.add_argument("--tokens", type=int, default=40, help="of each answer, at most")
     parser.add_argument("--least-prompt", type=int, default=64, help="tokens")
     parser.add_argument("--most-prompt", type=int, default=2048, help="tokens")
     parser.add_argument("--dtypes", default="bfloat16", help="separated by commas")
     parser.add_argument("--decodings", default=";".join(DECODINGS), help="separated by semicolons")
     names = [arm.name for arm in SINGLE] + [family.name for family in FAMILIES]
-    parser.add_argument("--arms", default="", help=f"only these and {BASE}, separated by semicolons: {'; '.join(names)}")
+    parser.add_argument(
+        "--arms", default="", help=f"only these and {BASE}, separated by semicolons: {'; '.join(names)}"
+    )
     parser.add_argument("--threads", type=int, default=_threads())
     parser.add_argument("--envs", type=Path, default=ROOT / ".bench", help="folder of the packages' environments")
     parser.add_argument("--work", type=Path, default=None, help="what is done; work.jsonl in --envs if left out")
@@ -390,9 +400,7 @@ def main() -> int:
     started = time.monotonic()
     tokenizer = AutoTokenizer.from_pretrained(models.resolve(TARGET))
     segments = read(options.prompts, tokenizer)
-    prompts, others = choose(
-        segments, options.limit, options.sweep_limit, options.least_prompt, options.most_prompt
-    )
+    prompts, others = choose(segments, options.limit, options.sweep_limit, options.least_prompt, options.most_prompt)
     bench = Bench(options, Work(options.work, settings_of(options)), prompts, others)
     bench.start()
     try:

@@ -62,7 +62,9 @@ class Times:
         return [round(float(v), 4) for v in (value, *np.quantile(drawn, [0.025, 0.975]))]
 
 
-def summarise(rows: Sequence[Row], base: str, autos: Sequence[str], peers: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def summarise(
+    rows: Sequence[Row], base: str, autos: Sequence[str], peers: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
     """One number format and one decoding.
 
     Args:
