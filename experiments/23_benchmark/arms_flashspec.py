@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from flashspec import BanditConfig, FlashSpecConfig, SamplingConfig, SpeculativeEngine
 from flashspec.engine import HuggingFaceDrafter, NgramDrafter, TargetModel
+from transformers import DynamicCache
 from whole import whole_vocabulary
 
 CPU = torch.device("cpu")
@@ -28,6 +29,7 @@ class FlashSpec:
         self._lookup = NgramDrafter(max_ngram=max_ngram)
         if drafter == "model":
             whole = whole_vocabulary(loaded)
+            whole.register_forward_pre_hook(_with_whole_cache, with_kwargs=True)
             self._model = HuggingFaceDrafter(loaded.assistant_folder, CPU, whole.dtype, model=whole)
         end = loaded.model.generation_config.eos_token_id
         self._ends = [end] if isinstance(end, int) else list(end or ())
@@ -49,6 +51,14 @@ class FlashSpec:
         drafters = [self._lookup] if self._model is None else [self._model]
         config = FlashSpecConfig(device="cpu", drafter_strategy=self._strategy, **settings)
         return SpeculativeEngine(config, drafters, self._target)
+
+
+def _with_whole_cache(model: Any, arguments: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The package rolls its draft model back, which transformers refuses for layers that forget: the assistant has
+    a sliding window. With a cache of the whole text its masks keep to the window all the same."""
+    if keywords.get("past_key_values") is None:
+        keywords["past_key_values"] = DynamicCache()
+    return arguments, keywords
 
 
 def arm(kind: str, loaded: Any, settings: dict[str, Any]) -> FlashSpec:

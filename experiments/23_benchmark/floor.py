@@ -38,6 +38,6 @@ def floor(models: Mapping[str, Any]) -> dict[str, Any]:
         "bytes_per_second": measured,
         "buffer_bytes": BUFFER_BYTES,
         "weight_bytes": sizes,
-        "dtype": {name: str(model.dtype).removeprefix("torch.") for name, model in models.items()},
+        "weight_dtype": {name: str(model.dtype).removeprefix("torch.") for name, model in models.items()},
         "forward_seconds": {name: size / fastest for name, size in sizes.items()},
     }

@@ -184,7 +184,7 @@ class Bench:
 
     def arms(self, dtype: str, decoding: str) -> list[Arm]:
         """What is measured: single arms, and of each family the default and the best setting."""
-        made = list(self.single)
+        made = [arm for arm in self.single if self.others or arm.name != WARM]  # on what else would it have learned
         for family in self.families:
             made.append(family.arm(family.default, f"{family.name}, default"))
             found = self.swept(family, dtype, decoding)
