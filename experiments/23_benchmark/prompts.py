@@ -55,7 +55,7 @@ def spread(candidates: Sequence[Prompt], count: int, least: int, most: int) -> l
 def choose(
     segments: Mapping[str, Sequence[Prompt]], limit: int, others: int, least: int, most: int
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """`limit` prompts of each segment to measure, and `others` to try settings and to learn on; the segments in turn."""
+    """`limit` prompts of each segment to measure, and `others` to try settings and learn on; segments in turn."""
     measured = {s: spread(prompts, limit, least, most) for s, prompts in segments.items()}
     rest = {s: [p for p in prompts if p not in measured[s]] for s, prompts in segments.items()}
     swept = {s: spread(prompts, others, least, most) for s, prompts in rest.items()}

@@ -219,6 +219,7 @@ class Bench:
             try:
                 with self.client(arm.environment) as client:
                     client.ask("load", folder=self.folder, assistant=self.assistant, dtype=dtype)
+                    client.ask("forget_peak")
                     client.ask("arm", name=arm.name, kind=arm.kind, settings=arm.settings)
                     fields = {"prompt": longest.tokens, "segment": longest.segment, "seed": 0}
                     tokens = {"options": DECODINGS[decoding], "max_new_tokens": self.options.tokens}
