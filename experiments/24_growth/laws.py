@@ -16,6 +16,8 @@ LAWS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 """cost = a + b f(x); from slow to fast."""
 LEAST_GAIN = 0.5
 """Share of the squared error that a faster law has to take away before it is believed."""
+LEAST_ADDED = 0.05
+"""What a law has to add from end to end, over the mean, before it is called growth."""
 
 
 def fit(x: Sequence[float], y: Sequence[float]) -> dict[str, float | str]:
@@ -29,7 +31,8 @@ def fit(x: Sequence[float], y: Sequence[float]) -> dict[str, float | str]:
     best, kept = "constant", (float(ys.mean()), 0.0, float(((ys - ys.mean()) ** 2).sum()))
     for name, f in list(LAWS.items())[1:]:
         a, b, error = _least_squares(f(xs), ys)
-        if b > 0 and error < (1 - LEAST_GAIN) * kept[2]:
+        added = b * float(f(xs[-1:])[0] - f(xs[:1])[0])
+        if added > LEAST_ADDED * abs(float(ys.mean())) and error < (1 - LEAST_GAIN) * kept[2]:
             best, kept = name, (a, b, error)
     a, b, _ = kept
     ends = LAWS[best](xs[[0, -1]])

@@ -339,7 +339,7 @@ def charts(found: dict[str, Any]) -> str:
 
 
 def print_laws(fitted: dict[str, Any], met: dict[str, bool]) -> None:
-    print("| cost | law | at the start of it | added from end to end |")
+    print("| cost | law | constant part | added from end to end |")
     print("|---|---|---|---|")
     for name, law in fitted.items():
         print(f"| {name} | {law['law']} | {law['a']:.4g} | {law['added']:.4g} |")
@@ -354,7 +354,7 @@ def main() -> int:
     parser.add_argument("--longest-context", type=int, default=8_192, help="tokens")
     parser.add_argument("--segments", type=int, default=10_000)
     parser.add_argument("--choices", type=int, default=6_000, help="that are timed for each number of segments")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--quick", action="store_true", help="short answers, contexts and lists: a minute or two")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder for results.json and growth.svg")
