@@ -119,13 +119,14 @@ class TestPrompts:
 
     def test_lengths_are_spread_over_the_range(self, bench: ModuleType) -> None:
         prompts = self.of_lengths(bench, 20, 64, 70, 80, 90, 360, 2000, 3000)
-        measured, others = bench.choose({"qa": prompts}, 3, 2, 64, 2048)
+        measured, learned, others = bench.choose({"qa": prompts}, 3, 3, 2, 64, 2048)
         assert [len(p.tokens) for p in measured] == [64, 360, 2000]
+        assert [len(p.tokens) for p in learned] == [70, 80, 90]
         assert [len(p.tokens) for p in others] == [70, 90]
 
     def test_what_is_nearest_to_the_range_where_too_few_are_in_it(self, bench: ModuleType) -> None:
         prompts = self.of_lengths(bench, 20, 50, 100, 5000)
-        measured, _ = bench.choose({"qa": prompts}, 2, 0, 64, 2048)
+        measured, *_ = bench.choose({"qa": prompts}, 2, 0, 0, 64, 2048)
         assert [len(p.tokens) for p in measured] == [100, 50]
         described = bench.available({"qa": prompts}, measured)["qa"]
         assert (described["shortest"], described["longest"], described["chosen"]) == (20, 5000, [50, 100])
@@ -138,9 +139,11 @@ def test_the_questions_are_tokenised_under_the_chat_template(bench: ModuleType) 
     tokenizer = bench.AutoTokenizer.from_pretrained(bench.models.resolve(bench.TARGET))
     segments = bench.read(bench.PROMPTS, tokenizer)
     assert len(segments) == 6
-    measured, others = bench.choose(segments, 2, 1, 64, 2048)
+    measured, learned, others = bench.choose(segments, 2, 5, 1, 64, 2048)
     assert len(measured) == 12
-    assert not {p.prompt_id for p in measured} & {p.prompt_id for p in others}
+    assert len(learned) == 30
+    assert len(others) == 6
+    assert not {p.prompt_id for p in measured} & {p.prompt_id for p in (*learned, *others)}
     assert all(isinstance(token, int) for token in measured[0].tokens)
 
 

@@ -53,13 +53,16 @@ def spread(candidates: Sequence[Prompt], count: int, least: int, most: int) -> l
 
 
 def choose(
-    segments: Mapping[str, Sequence[Prompt]], limit: int, others: int, least: int, most: int
-) -> tuple[list[Prompt], list[Prompt]]:
-    """`limit` prompts of each segment to measure, and `others` to try settings and learn on; segments in turn."""
+    segments: Mapping[str, Sequence[Prompt]], limit: int, rehearsed: int, swept: int, least: int, most: int
+) -> tuple[list[Prompt], list[Prompt], list[Prompt]]:
+    """Of each segment, `limit` prompts to measure, `rehearsed` others to learn on, and `swept` others to try settings
+    on, as far as possible of those to learn on; segments in turn."""
     measured = {s: spread(prompts, limit, least, most) for s, prompts in segments.items()}
     rest = {s: [p for p in prompts if p not in measured[s]] for s, prompts in segments.items()}
-    swept = {s: spread(prompts, others, least, most) for s, prompts in rest.items()}
-    return _in_turn(measured.values()), _in_turn(swept.values())
+    others = {s: spread(prompts, max(rehearsed, swept), least, most) for s, prompts in rest.items()}
+    tried = {s: spread(prompts, swept, least, most) for s, prompts in others.items()}
+    learned = {s: spread(prompts, rehearsed, least, most) for s, prompts in others.items()}
+    return _in_turn(measured.values()), _in_turn(learned.values()), _in_turn(tried.values())
 
 
 def available(segments: Mapping[str, Sequence[Prompt]], chosen: Sequence[Prompt]) -> dict[str, dict[str, Any]]:

@@ -44,7 +44,15 @@ DECODINGS: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
     "T = 0.8": {"do_sample": True, "temperature": 0.8, "top_k": 0},
 }
-QUICK = {"limit": 1, "sweep_limit": 0, "tokens": 12, "most_prompt": 256, "dtypes": "bfloat16", "decodings": "greedy"}
+QUICK = {
+    "limit": 1,
+    "sweep_limit": 0,
+    "rehearse": 1,
+    "tokens": 12,
+    "most_prompt": 256,
+    "dtypes": "bfloat16",
+    "decodings": "greedy",
+}
 WARM_UP_TOKENS = 8
 START_SECONDS, ARM_SECONDS = 12.0, 14.0
 """Of starting a process with a model, and of an arm in a process of its own, for the estimate alone."""
@@ -53,9 +61,16 @@ START_SECONDS, ARM_SECONDS = 12.0, 14.0
 class Bench:
     """The processes, what is to be done, and what is."""
 
-    def __init__(self, options: argparse.Namespace, work: Work, prompts: Sequence[Prompt], others: Sequence[Prompt]):
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        work: Work,
+        prompts: Sequence[Prompt],
+        rehearsed: Sequence[Prompt],
+        others: Sequence[Prompt],
+    ) -> None:
         self.options, self.work = options, work
-        self.prompts, self.others = prompts, others
+        self.prompts, self.rehearsed, self.others = prompts, rehearsed, others
         self.folder, self.assistant = models.resolve(TARGET), models.resolve(ASSISTANT)
         self.clients: dict[str, Client] = {}
         self.missing: dict[str, str] = {}  # environment -> why it is not there
@@ -159,9 +174,9 @@ class Bench:
         self.drop(ready)
 
     def rehearse(self, arms: Sequence[Arm], decoding: str) -> None:
-        """What `auto, warm` has seen: the prompts that settings were tried on."""
-        for number, prompt in enumerate(self.others):
-            for arm in arms:
+        """What `auto, warm` has seen: other prompts of the same segments."""
+        for arm in arms:
+            for number, prompt in enumerate(tqdm(self.rehearsed, desc=f"{arm.name}, other prompts")):
                 self.answer(arm, prompt, 1_000 + number, decoding)
 
     def sweep(self, dtype: str, decoding: str) -> None:
@@ -184,7 +199,7 @@ class Bench:
 
     def arms(self, dtype: str, decoding: str) -> list[Arm]:
         """What is measured: single arms, and of each family the default and the best setting."""
-        made = [arm for arm in self.single if self.others or arm.name != WARM]  # on what else would it have learned
+        made = [arm for arm in self.single if self.rehearsed or arm.name != WARM]
         for family in self.families:
             made.append(family.arm(family.default, f"{family.name}, default"))
             found = self.swept(family, dtype, decoding)
@@ -248,7 +263,9 @@ class Bench:
 
         settings = sum(len(family.settings) for family in self.families)
         arms = len(self.single) + 2 * len(self.families)
-        whole = settings * seconds(self.others) + arms * seconds(self.prompts) + seconds([*self.prompts, *self.others])
+        whole = (
+            settings * seconds(self.others) + arms * seconds(self.prompts) + seconds([*self.prompts, *self.rehearsed])
+        )
         groups = len(dtypes) * len(decodings)
         answers = groups * (settings * len(self.others) + arms * len(self.prompts))
         left = 1.0 - len(self.work.of("sweep") + self.work.of("measure")) / max(1, answers)
@@ -339,6 +356,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--sweep-limit", type=int, default=1, help="prompts of each segment to try settings on; 0: none"
     )
+    parser.add_argument("--rehearse", type=int, default=5, help="prompts of each segment that `auto, warm` has seen")
     parser.add_argument("--tokens", type=int, default=40, help="of each answer, at most")
     parser.add_argument("--least-prompt", type=int, default=64, help="tokens")
     parser.add_argument("--most-prompt", type=int, default=2048, help="tokens")
@@ -374,7 +392,7 @@ def _threads() -> int:
 
 def settings_of(options: argparse.Namespace) -> dict[str, Any]:
     """What makes rows comparable."""
-    kept = ("limit", "sweep_limit", "tokens", "least_prompt", "most_prompt", "threads")
+    kept = ("limit", "sweep_limit", "rehearse", "tokens", "least_prompt", "most_prompt", "threads")
     return {
         **{name: getattr(options, name) for name in kept},
         "target": TARGET,
@@ -401,8 +419,9 @@ def main() -> int:
     started = time.monotonic()
     tokenizer = AutoTokenizer.from_pretrained(models.resolve(TARGET))
     segments = read(options.prompts, tokenizer)
-    prompts, others = choose(segments, options.limit, options.sweep_limit, options.least_prompt, options.most_prompt)
-    bench = Bench(options, Work(options.work, settings_of(options)), prompts, others)
+    counts = (options.limit, options.rehearse, options.sweep_limit)
+    chosen = choose(segments, *counts, options.least_prompt, options.most_prompt)
+    bench = Bench(options, Work(options.work, settings_of(options)), *chosen)
     bench.start()
     try:
         dtypes = options.dtypes.split(",")
@@ -414,7 +433,7 @@ def main() -> int:
                 bench.load(dtype)
                 loaded = dtype
             bench.sweep(dtype, decoding)
-            bench.answers("measure", bench.arms(dtype, decoding), prompts, dtype, decoding, 0)
+            bench.answers("measure", bench.arms(dtype, decoding), bench.prompts, dtype, decoding, 0)
             if decoding == "greedy":
                 bench.judge(dtype)
         if not options.no_memory:
