@@ -117,7 +117,10 @@ class Bench:
             try:
                 reply = self.clients[arm.environment].ask("arm", name=arm.name, kind=arm.kind, settings=arm.settings)
                 if not arm.learns:  # first calls allocate
-                    self.answer(arm, self.others[0] if self.others else self.prompts[0], 0, "greedy", WARM_UP_TOKENS)
+                    prompt = (*self.rehearsed, *self.others, *self.prompts)[
+                        0
+                    ]  # measured ones where there are no others
+                    self.answer(arm, prompt, 0, "greedy", WARM_UP_TOKENS)
                 made.append(arm)
                 self.work.add("ready", arm=arm.name, **reply)
             except ArmError as error:
