@@ -145,9 +145,14 @@ def why_not_draft_cache(cache: DynamicCache) -> str | None:
     return f"its cache has layers ({', '.join(unknown)}) that cannot be rolled back" if unknown else None
 
 
-def start_recording(cache: Cache) -> None:
-    """Make forgetful layers keep what a rollback needs. From now on call `drop_last` after every forward."""
+def start_recording(cache: Cache) -> bool:
+    """Make forgetful layers keep what a rollback needs.
+
+    Returns:
+        Whether there are any: `drop_last` is then to be called after every forward, also where nothing is to go.
+    """
     cache.activate_past_recording()
+    return any(getattr(layer, "record_past", False) for layer in cache.layers)
 
 
 def stop_recording(cache: Cache) -> None:

@@ -35,6 +35,10 @@ class Controller:
         self._judged: Counter[str] = Counter()
         self._accepted: Counter[str] = Counter()
 
+    @property
+    def is_off(self) -> bool:
+        return bool(getattr(self._policy, "is_off", False))
+
     def asks(self, segment: str, sources: Collection[str]) -> Collection[str]:
         return asked(self._policy, segment, sources)
 

@@ -36,7 +36,10 @@ class Randomness(Protocol):
         """
 
     def rewind(self, num_draws: int) -> None:
-        """Only the first draws of the last `walk` count: the noise of the others is the next to be used."""
+        """Only the first draws of the last `walk` count: the noise of the others is the next to be used.
+
+        Of a walk over a single row nothing is taken back.
+        """
 
     def num_successes(self, probabilities: Tensor) -> Tensor:
         """How many independent yes-or-no draws come true before the first that does not.
@@ -110,7 +113,7 @@ class TorchRandomness:
 
     def categorical(self, probs: Tensor) -> int:
         with self._drawing():
-            return self._draw(probs)
+            return self._draw(probs[None])
 
     def category(self, probs: Tensor) -> Tensor:
         with self._drawing():
@@ -118,12 +121,17 @@ class TorchRandomness:
 
     def walk(self, probs: Tensor, expected: Sequence[int]) -> list[int]:
         with self._drawing():
+            if len(probs) == 1 and not self._draws_ahead:  # there is nothing to go back to
+                self._marks = []
+                return [self._draw(probs)]
             self._marks = [self._state()]
             # noise that another thread draws meanwhile, unseen, must not be handed out again
             draws_ahead = self._draws_ahead and (self._generator is not None or _turns.is_alone())
             return self._look_later(probs, expected) if draws_ahead else self._look_at_each(probs, expected)
 
     def rewind(self, num_draws: int) -> None:
+        if not self._marks:
+            return
         with _turns.lock:
             is_mine = self._generator is not None or (_turns.is_alone() and _turns.of_others() == self._turns_of_others)
             if is_mine and torch.equal(self._state(), self._marks[-1]):
@@ -153,13 +161,13 @@ class TorchRandomness:
 
     def _draw(self, probs: Tensor) -> int:
         # [1, vocab_size], as in `generate`: the generator is then used in exactly the same way
-        return int(torch.multinomial(probs[None], num_samples=1, generator=self._generator).item())
+        return int(torch.multinomial(probs, num_samples=1, generator=self._generator).item())
 
     def _look_at_each(self, probs: Tensor, expected: Sequence[int]) -> list[int]:
         tokens: list[int] = []
-        for row in probs:
+        for position in range(len(probs)):
             try:
-                tokens.append(self._draw(row))
+                tokens.append(self._draw(probs[position : position + 1]))
             except RuntimeError:  # no distribution: plain decoding fails here, with the tokens before it said
                 if not tokens:
                     raise
@@ -186,7 +194,7 @@ class TorchRandomness:
         self._set_state(marks[len(tokens)])
         del marks[len(tokens) + 1 :]
         if not tokens:
-            self._draw(probs[0])  # raises what plain decoding raises
+            self._draw(probs[:1])  # raises what plain decoding raises
         return tokens
 
     def _state(self) -> Tensor:

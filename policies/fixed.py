@@ -47,6 +47,7 @@ class Fixed:
         self.source = source
         self.block_length = block_length
         self.least_margin, self.most_entropy = least_margin, most_entropy
+        self.is_off = block_length == 0 and type(self) is Fixed  # another kind may choose otherwise, or learn
         stops = least_margin > 0.0 or most_entropy is not None
         self.name = "off" if block_length == 0 else f"fixed:{source}:{block_length}{':stop' if stops else ''}"
         self._action = Action(source, block_length, "fixed") if block_length else OFF

@@ -93,6 +93,8 @@ class Upkeep:
 class _Watched:
     """In all else the chooser itself."""
 
+    is_off = False  # costs are learned from plain steps, too
+
     def __init__(self, chooser: Any, costs: CostModel) -> None:
         self._chooser = chooser
         self._costs = costs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,29 +56,32 @@ class Answer:
         self.is_finished = False
         is_plain_list = type(stopping_criteria) is StoppingCriteriaList
         self._criteria = list(stopping_criteria) if is_plain_list else [stopping_criteria]
+        self._asks = [self._asking(criterion) for criterion in self._criteria]
         self._streamer = streamer
+        # criteria and streamer are transformers' own: they look at tokens and time, and touch no scores or noise
+        self.is_predictable = all(type(criterion) in _OF_TOKENS for criterion in self._criteria) and (
+            streamer is None or type(streamer) in _OWN_STREAMERS
+        )
         returns_dict = bool(generation_config.return_dict_in_generate)
         self._returns_dict = returns_dict
         self._scores: tuple[Tensor, ...] | None = () if returns_dict and generation_config.output_scores else None
         self._logits: tuple[Tensor, ...] | None = () if returns_dict and generation_config.output_logits else None
+        self.keeps_scores = self._scores is not None or self._logits is not None
 
-    @property
-    def is_predictable(self) -> bool:
-        """Criteria and streamer are transformers' own: they look at tokens and time, and touch no scores or noise."""
-        return all(type(criterion) in _OF_TOKENS for criterion in self._criteria) and (
-            self._streamer is None or type(self._streamer) in _OWN_STREAMERS
-        )
-
-    def append(self, token: int, logits: Tensor, scores: Tensor) -> None:
-        """Commit one token. Args: logits, scores: [1, vocab_size], raw and processed."""
+    def keep_scores(self, logits: Tensor, scores: Tensor) -> None:
+        """Of the next token, where it `keeps_scores`. Args: logits, scores: [1, vocab_size], raw and processed."""
         if self._scores is not None:
             self._scores += (scores.clone(),)  # a row of the block's scores, which need not live on
         if self._logits is not None:
             self._logits += (logits.clone(),)
+
+    def append(self, token: int) -> None:
+        """Commit one token."""
         self.tokens.append(token)
         self.num_tokens += 1
-        ends = [self._ends(criterion) for criterion in self._criteria]  # each is asked, whatever the others say
-        self.is_finished = any(ends)
+        for ends in self._asks:  # each is asked, whatever the others say
+            if ends(token):
+                self.is_finished = True
         if self._streamer is not None:
             self._streamer.put(torch.tensor([token]))
         self.num_settled += 1
@@ -101,6 +105,20 @@ class Answer:
         return GenerateDecoderOnlyOutput(
             sequences=sequences, scores=self._scores, logits=self._logits, **{CACHE_KEYWORD: cache}
         )
+
+    def _asking(self, criterion: Any) -> Callable[[int], bool]:
+        """What tells, once a token is committed, whether the answer ends by this criterion."""
+        if type(criterion) is EosTokenCriteria:
+            return set(criterion.eos_token_id.flatten().tolist()).__contains__
+        if type(criterion) is MaxLengthCriteria:
+            return lambda token: self._ends_by_length(criterion)
+        return lambda token: self._ends(criterion)
+
+    def _ends_by_length(self, criterion: MaxLengthCriteria) -> bool:
+        length, most = self.tokens.length, criterion.max_position_embeddings
+        if most is not None and length > most:
+            return self._ends(criterion)  # it may have a warning to give
+        return length >= criterion.max_length
 
     def _ends(self, criterion: Any) -> bool:
         is_known = type(criterion) in _OF_TOKENS

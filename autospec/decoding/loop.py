@@ -30,11 +30,16 @@ MAX_OFFER = 16
 
 
 CONTROL = Action(reason="control")
+_NOTHING = Proposal()
 NO_ROOM = "off: one token is left"
 
 
 class Chooser(Protocol):
     """Picks an action before each block and learns what came of it."""
+
+    @property
+    def is_off(self) -> bool:
+        """Will every block be a plain step, whatever happens, and is there nothing to be learned from them?"""
 
     def asks(self, segment: str, sources: Collection[str]) -> Collection[str]:
         """Of these retrieval sources, those that are to be asked before each choice."""
@@ -113,7 +118,8 @@ class Loop:
                 self._switch_off(name, DraftError(failure))
         input_ids = self._answer.tokens.on_device
         self.tally.is_control = self._chooser.is_control(self._request)
-        if self.tally.is_control:
+        is_off = self._chooser.is_off
+        if self.tally.is_control or is_off:
             self._see_nothing()
         logits = self._target.prefill(input_ids)
         self.tally.prefill_seconds = self._watch.lap()
@@ -121,11 +127,12 @@ class Loop:
             self._note(f"decoded plainly: {why}")
             self._sources.clear()
             self._see_nothing()
-        self._decode_block(logits, Proposal(), input_ids)
+        self._decode_block(logits, _NOTHING, input_ids)
         self._watch.lap()
         with self._target.decoding():
+            step = self._plain_step if is_off and self.tally.outcomes is None else self._block  # all are recorded alike
             while not self._answer.is_finished:
-                self._block()
+                step()
 
     def learn(self, num_tokens: int) -> None:
         """Show the answer, the last tokens of the text, to the sources that learn from answers."""
@@ -137,7 +144,8 @@ class Loop:
 
     def _block(self) -> None:
         """One block: draft up to k tokens, verify them in one target forward, commit."""
-        context, action = self._choose()
+        context_tokens = len(self._text)
+        action = CONTROL if self.tally.is_control else self._chosen()
         catch_up_tokens = self._backlog(action.source) if action.block_length else 0
         _, asking_seconds = self._offered.get(action.source, (None, 0.0))  # of what is used
         self.tally.decision_seconds += self._watch.lap() - asking_seconds
@@ -148,12 +156,12 @@ class Loop:
         padded_ids = self._answer.tokens.followed_by([*proposal.tokens, *padding])
         logits = self._target.forward(padded_ids, num_draft, len(padding))
         verify_seconds = self._watch.lap()
-        input_ids = padded_ids[:, : padded_ids.shape[1] - len(padding)]
+        input_ids = padded_ids[:, : padded_ids.shape[1] - len(padding)] if padding else padded_ids
         committed = self._decode_block(logits, proposal, input_ids)
         outcome = BlockOutcome(
-            segment=context.segment,
+            segment=self._request.segment,
             action=action,
-            context_tokens=context.context_tokens,
+            context_tokens=context_tokens,
             num_draft_tokens=num_draft,
             num_judged_tokens=committed.num_judged,
             num_accepted_tokens=committed.num_accepted,
@@ -172,14 +180,23 @@ class Loop:
         self.tally.add(outcome)
         self._drafted_last = action.source if action.block_length else None
         if self._drafted_last is not None:
-            self._drafted_at[action.source] = context.context_tokens
+            self._drafted_at[action.source] = context_tokens
         with self._own_noise():
             self._chooser.observe(outcome)
 
-    def _choose(self) -> tuple[BlockContext, Action]:
-        """What is known before the block, and what is done in it."""
+    def _plain_step(self) -> None:
+        """A block that nobody decides and nobody learns from."""
+        input_ids = self._answer.tokens.on_device
+        logits = self._target.forward(input_ids, 0)
+        verify_seconds = self._watch.lap()
+        emission_seconds = self._decode_block(logits, _NOTHING, input_ids).emission_seconds
+        action = CONTROL if self.tally.is_control else OFF
+        self.tally.add_plain_step(action, verify_seconds, self._watch.lap() - emission_seconds, emission_seconds)
+
+    def _chosen(self) -> Action:
+        """What is done in the next block."""
         self._offered = {}
-        wanted = () if self.tally.is_control else self._chooser.asks(self._request.segment, self._retrieval)
+        wanted = self._chooser.asks(self._request.segment, self._retrieval)
         names = [name for name in self._retrieval if name in wanted]  # what others would draft now is nobody's to know
         offers = {name: offer for name in names if (offer := self._ask(name))}
         context = BlockContext(
@@ -191,10 +208,8 @@ class Loop:
             backlogs={name: self._backlog(name) for name in self._sources if name not in self._retrieval},
             stoppable=self._stoppable,
         )
-        if self.tally.is_control:
-            return context, CONTROL
         with self._own_noise():
-            return context, self._possible(self._chooser.choose(context), context)
+            return self._possible(self._chooser.choose(context), context)
 
     def _ask(self, name: str) -> Offer | None:
         """What a retrieval source would propose; None where there is no room, or it is switched off."""
@@ -336,7 +351,8 @@ class Loop:
             self._target.abort(self._answer.num_settled - before)
             raise
         self._target.commit(committed.num_tokens)
-        self._show_states()
+        if self._seeing:
+            self._show_states()
         return committed
 
     def _note(self, text: str) -> None:

@@ -114,6 +114,11 @@ class BlockProcessors:
             self.num_together = torch.get_num_threads()
         self.may_write = not is_plain_list or len(processors) > 0
 
+    def plainly(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """One position, as plain decoding does. Args: input_ids: [1, m]; scores: [1, vocab_size]. Returns: the same."""
+        processed: Tensor = self._all(input_ids, scores) if self.may_write else scores
+        return processed
+
     def one_by_one(self) -> BlockProcessors:
         """The same without a first stage."""
         single = copy.copy(self)

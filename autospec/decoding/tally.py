@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field, fields
 
-from autospec.types import ActionTally, BlockOutcome, PhaseSeconds
+from autospec.types import Action, ActionTally, BlockOutcome, PhaseSeconds
 
 
 class Stopwatch:
@@ -82,11 +82,29 @@ class Tally(BlockSums):
         self.draft_seconds += outcome.catch_up_seconds
         if self.outcomes is not None:
             self.outcomes.append(outcome)
-        action = outcome.action
-        self.acceptance_lengths[outcome.num_committed_tokens] += 1
-        self.actions[action.label] += 1
-        self.decisions[f"{action.label} {action.reason_kind}"] += 1
-        self.by_action.setdefault(action.label, BlockSums()).count(outcome)
+        self._sums_of(outcome.action, outcome.num_committed_tokens).count(outcome)
+
+    def add_plain_step(
+        self, action: Action, verify_seconds: float, correction_seconds: float, emission_seconds: float
+    ) -> None:
+        """As `add`, of a block that was only ever going to be a plain step."""
+        for sums in (self, self._sums_of(action, 1)):
+            sums.verify_seconds += verify_seconds
+            sums.correction_seconds += correction_seconds
+            sums.emission_seconds += emission_seconds
+            sums.blocks += 1
+            sums.num_committed_tokens += 1
+
+    def _sums_of(self, action: Action, num_committed_tokens: int) -> BlockSums:
+        """Count a block with this action, and give what is summed up for its like."""
+        label = action.label
+        self.acceptance_lengths[num_committed_tokens] += 1
+        self.actions[label] += 1
+        self.decisions[f"{label} {action.reason_kind}"] += 1
+        sums = self.by_action.get(label)
+        if sums is None:
+            sums = self.by_action[label] = BlockSums()
+        return sums
 
     def phases(self, total_seconds: float) -> PhaseSeconds:
         """Seconds by phase; what no phase claims is `other`."""

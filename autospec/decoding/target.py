@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import output_capturing
 
 from autospec.caches import (
-    CACHE_KEYWORD,
     cut_back,
     drop_last,
     find_cache,
@@ -20,9 +18,11 @@ from autospec.caches import (
     stop_recording,
     why_not_rollback,
 )
+from autospec.decoding.carried import Carried
 from autospec.errors import DraftError, ExactnessError
 
 _SELECTS_STATES = hasattr(output_capturing, "selected_hidden_states")  # since 5.24
+_ROOM = 1024  # tokens that masks and positions are made for at once, at most
 
 
 class TargetSession:
@@ -41,11 +41,12 @@ class TargetSession:
     ) -> None:
         self._model = model
         self._config = generation_config
-        self._kwargs = model_kwargs
-        self._outputs: Any = None
+        self._carried = Carried(model, model_kwargs, min(int(generation_config.max_length), _ROOM))
+        self._outputs: Any = None  # of a forward that is not committed yet
         self._width = 1
         self._num_padding = 0
         self._is_recording = False
+        self._trims = False  # rejecting nothing, too, takes something out of the cache
         self._states: dict[int, Tensor] = {}  # of the last forward by layer, [n, hidden_size]
         self.hidden_layers: tuple[int, ...] = ()  # of which each forward is asked for hidden states; it need not be any
         self.why_no_speculation: str | None = None
@@ -53,14 +54,15 @@ class TargetSession:
 
     def prefill(self, input_ids: Tensor) -> Tensor:
         """Run the prompt. Args: input_ids: [1, n]. Returns: logits of the next token, [1, vocab_size]."""
-        mask = self._kwargs.get("attention_mask")
+        kwargs = self._carried.kwargs
+        mask = kwargs.get("attention_mask")
         if self.hidden_layers:
-            self._kwargs["output_hidden_states"] = _selection(self.hidden_layers)
-        outputs = self._model._prefill(input_ids, self._config, self._kwargs, is_first_iteration=True)
-        self._kwargs.pop("output_hidden_states", None)
+            kwargs["output_hidden_states"] = _selection(self.hidden_layers)
+        outputs = self._model._prefill(input_ids, self._config, kwargs, is_first_iteration=True)
+        kwargs.pop("output_hidden_states", None)
         cache = find_cache(outputs)
         self.why_no_speculation = why_not_rollback(cache)
-        positions = self._kwargs.get("position_ids")
+        positions = kwargs.get("position_ids")
         given = int(positions.max()) + 1 if positions is not None else 0
         self.prefill_length = max(given, input_ids.shape[1], _length(cache))
         logits = self._keep(outputs, width=1)
@@ -85,14 +87,13 @@ class TargetSession:
         Returns:
             logits, [num_draft_tokens + 1, vocab_size], in the model's dtype.
         """
-        kwargs = self._kwargs
         num_uncommitted = num_draft_tokens + num_padding
+        kwargs = self._carried.ahead(num_uncommitted)
+        width = num_uncommitted + 1
         if num_uncommitted:
             self._record()
-            kwargs = _extended(kwargs, num_uncommitted)
-        width = num_uncommitted + 1
-        cache = self._kwargs.get(CACHE_KEYWORD)
-        length = _length(cache)
+            cache = self._carried.cache
+            length = _length(cache)
         inputs = self._model.prepare_inputs_for_generation(input_ids, next_sequence_length=width, **kwargs)
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
@@ -107,21 +108,20 @@ class TargetSession:
         if num_uncommitted and (find_cache(outputs) is not cache or length + width != _length(cache)):
             raise ExactnessError("the model did not append the block to its cache: it cannot be verified by blocks")
         logits = self._keep(outputs, width, num_padding)
-        return logits[: num_draft_tokens + 1]
+        return logits[: num_draft_tokens + 1] if num_padding else logits
 
     def commit(self, num_tokens: int) -> None:
         """Keep what belongs to the last committed tokens but one; forget rejected drafts and padding.
 
         Call after each forward.
         """
-        if self._is_recording:
-            drop_last(self._kwargs[CACHE_KEYWORD], self._width - num_tokens)
-        self._kwargs = self._model._update_model_kwargs_for_generation(
-            self._outputs, self._kwargs, is_encoder_decoder=False, num_new_tokens=num_tokens
-        )
-        self._outputs = None
         num_rejected = self._width - num_tokens
-        self._states = {layer: states[: len(states) - num_rejected] for layer, states in self._states.items()}
+        if self._is_recording and (num_rejected or self._trims):
+            drop_last(self._carried.cache, num_rejected)
+        self._carried.commit(self._outputs, num_tokens)
+        self._outputs = None
+        if self._states and num_rejected:
+            self._states = {layer: states[: len(states) - num_rejected] for layer, states in self._states.items()}
 
     def committed_states(self, layers: Sequence[int]) -> list[Tensor]:
         """Hidden states of the positions that the last `commit` kept. Args: layers: of those in `hidden_layers`.
@@ -139,7 +139,7 @@ class TargetSession:
 
     def cache(self) -> Any | None:
         """What the target has cached: in front of a block, all committed tokens but the last."""
-        return find_cache(self._kwargs)
+        return self._carried.cache
 
     def abort(self, num_tokens: int) -> None:
         """After an error in the middle of a block: leave the cache as plain decoding would have.
@@ -154,19 +154,20 @@ class TargetSession:
 
     def finish(self) -> Any | None:
         """Hand the cache back in the state that `generate` leaves it in."""
-        cache = find_cache(self._kwargs)
+        cache = self._carried.cache
         if self._is_recording:
             stop_recording(cache)
         return cache
 
     def _record(self) -> None:
         if not self._is_recording:
-            start_recording(self._kwargs[CACHE_KEYWORD])
+            self._trims = start_recording(self._carried.cache)
             self._is_recording = True
 
     def _keep(self, outputs: Any, width: int, num_padding: int = 0) -> Tensor:
-        logits: Tensor = outputs.logits[0, -width:]
-        outputs.logits = None  # may be [1, n, vocab_size] after prefill: let it go once the caller is done
+        logits: Tensor = outputs.logits[0]
+        if len(logits) != width:
+            logits = logits[-width:]
         if self.hidden_layers:
             states = getattr(outputs, "hidden_states", None) or ()
             has = {layer for layer in self.hidden_layers if -len(states) <= layer < len(states)}
@@ -194,16 +195,3 @@ def _of_prompt(states: Tensor, input_ids: Tensor, mask: Tensor | None) -> Tensor
     return states if mask is None or mask.shape != input_ids.shape else states[mask[0].to(states.device) != 0]
 
 
-def _extended(kwargs: dict[str, Any], num_tokens: int) -> dict[str, Any]:
-    """Keyword arguments for a forward that runs `num_tokens` tokens beyond the committed prefix."""
-    kwargs = dict(kwargs)
-    if (mask := kwargs.get("attention_mask")) is not None:
-        kwargs["attention_mask"] = torch.cat([mask, mask.new_ones((mask.shape[0], num_tokens))], dim=-1)
-    if (positions := kwargs.get("position_ids")) is not None:
-        steps = torch.arange(1, num_tokens + 1, dtype=positions.dtype, device=positions.device)
-        kwargs["position_ids"] = torch.cat([positions, positions[..., -1:] + steps], dim=-1)
-    if (types := kwargs.get("token_type_ids")) is not None:
-        kwargs["token_type_ids"] = torch.cat([types, types[:, -1:].expand(-1, num_tokens)], dim=-1)
-    if (types := kwargs.get("mm_token_type_ids")) is not None:
-        kwargs["mm_token_type_ids"] = torch.cat([types, types.new_zeros((types.shape[0], num_tokens))], dim=-1)
-    return kwargs

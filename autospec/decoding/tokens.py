@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ class Tokens:
     def __init__(self, input_ids: Tensor, is_mirrored: bool | None = None) -> None:
         self.length = input_ids.shape[1]
         self.device = input_ids.device
-        self._host = _with_room(input_ids.cpu(), self.length + _ROOM)
+        self._make_room(input_ids.cpu(), self.length + _ROOM)
         self._mirror: Tensor | None = None
         if input_ids.device.type != "cpu" if is_mirrored is None else is_mirrored:
             self._mirror = _with_room(input_ids, self.length + _ROOM)
@@ -38,19 +39,23 @@ class Tokens:
         return self._first(self.length)
 
     def append(self, token: int) -> None:
-        if self.length == self._host.shape[1]:
-            self._host = _with_room(self._host, 2 * self.length)
-        self._host[0, self.length] = token
+        if self.length == len(self._numbers):
+            self._make_room(self._host, 2 * self.length)
+        self._numbers[self.length] = token
         self.length += 1
 
     def followed_by(self, draft_tokens: Sequence[int]) -> Tensor:
         """[1, n + k], on the device: the committed tokens and drafts; valid until the next token is appended."""
         end = self.length + len(draft_tokens)
-        if end > self._host.shape[1]:
-            self._host = _with_room(self._host, 2 * end)
+        if end > len(self._numbers):
+            self._make_room(self._host, 2 * end)
         if draft_tokens:
-            self._host[0, self.length : end] = torch.tensor(draft_tokens)
+            self._numbers[self.length : end] = draft_tokens
         return self._first(end)
+
+    def _make_room(self, tokens: Tensor, capacity: int) -> None:
+        self._host = _with_room(tokens, capacity)
+        self._numbers: Any = self._host.numpy()[0]  # the same memory, which numpy writes single tokens to faster
 
     def _first(self, end: int) -> Tensor:
         """[1, end], on the device."""

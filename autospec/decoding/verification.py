@@ -62,14 +62,19 @@ class Verification:
             input_ids: [1, n + k], the committed tokens and the drafts.
         """
         num_drafts, draft_probs = len(proposal.tokens), proposal.draft_probs
-        processors, num_committed = self._processors, input_ids.shape[1] - num_drafts
+        processors, committed = self._processors, Committed()
         raw = logits.to(copy=processors.may_write, dtype=self._scores_dtype, device=input_ids.device)
+        if not num_drafts:  # as in plain decoding
+            scores = processors.plainly(input_ids, raw)
+            self._append(self._rule.select(scores, (), None), raw, scores, committed)
+            return committed
+        num_committed = input_ids.shape[1] - num_drafts
         step = (processors.num_together or num_drafts + 1) if self._answer.is_predictable else 1
         try:
             scores = processors.first_stage(input_ids, raw)
         except Exception:  # noqa: BLE001  # plain decoding may never come to the position at fault; if so, it raises below
             processors, scores, step = processors.one_by_one(), raw, 1
-        committed, start = Committed(), 0
+        start = 0
         while start <= num_drafts:
             part = slice(start, min(start + step, num_drafts + 1))
             try:
@@ -91,16 +96,19 @@ class Verification:
     def _append(self, selection: Selection, raw: Tensor, scores: Tensor, committed: Committed) -> None:
         """Commit chosen tokens one by one, until one of them ends the answer. Args: raw, scores: [n, vocab_size]."""
         emission = Stopwatch()
-        before = self._answer.num_tokens
+        answer, text = self._answer, self._text
+        before = answer.num_tokens
         try:
             for position, token in enumerate(selection.tokens):
-                row = slice(position, position + 1)
-                self._answer.append(token, raw[row], scores[row])
-                self._text.append(token)
-                if self._answer.is_finished:
+                if answer.keeps_scores:
+                    row = slice(position, position + 1)
+                    answer.keep_scores(raw[row], scores[row])
+                answer.append(token)
+                text.append(token)
+                if answer.is_finished:
                     break
         finally:
-            num_tokens = self._answer.num_tokens - before
+            num_tokens = answer.num_tokens - before
             if num_tokens < len(selection.tokens):
                 self._rule.keep(num_tokens)
         committed.num_tokens += num_tokens
