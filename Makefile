@@ -23,7 +23,7 @@ DEV_READY := $(VENV)/.dev
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: $(COMPAT)/%/.ready
-.PHONY: help setup demo test test-compat bench bench-peers bench-verification lint format types lock model postgres browser clean
+.PHONY: help setup demo test test-compat bench bench-peers bench-verification profile lint format types lock model postgres browser clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ bench-peers: $(DEV_READY) ## environments of the packages that make bench measur
 
 bench-verification: $(DEV_READY) ## what verifying a block costs in microseconds, beside transformers' assisted decoding (idle machine)
 	$(BIN)/python experiments/07_verification/run.py $(if $(OUT),--out $(OUT)) $(if $(DEVICE),--device $(DEVICE))
+
+profile: $(DEV_READY) model ## where a block's time goes: forwards, drafts, choosing tokens, policy, the rest (idle machine)
+	$(BIN)/python experiments/20_profile/run.py $(if $(OUT),--out $(OUT)) $(if $(SUBJECTS),--subjects $(SUBJECTS))
 
 lint: $(DEV_READY) ## ruff, format check, import contracts
 	$(BIN)/ruff check .

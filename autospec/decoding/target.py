@@ -193,5 +193,3 @@ def _of_prompt(states: Tensor, input_ids: Tensor, mask: Tensor | None) -> Tensor
     if len(states) != input_ids.shape[1]:
         return states[:0]
     return states if mask is None or mask.shape != input_ids.shape else states[mask[0].to(states.device) != 0]
-
-
