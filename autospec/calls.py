@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 
-_SIGNATURE = inspect.signature(GenerationMixin.generate)
+_PARAMETERS = inspect.signature(GenerationMixin.generate).parameters.values()
+_POSITIONAL = [each.name for each in _PARAMETERS if each.kind is each.POSITIONAL_OR_KEYWORD][1:]  # but for self
 
 # shown in a record's `decoding` when they were set and are not neutral
 _SHOWN = {
@@ -39,13 +40,10 @@ class Call:
 
     def __init__(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._model = model
-        try:
-            bound = _SIGNATURE.bind_partial(None, *args, **kwargs).arguments
-        except TypeError:  # a generate with a signature of its own, or a mistake that it will name itself
-            bound = {"self": None, "kwargs": kwargs}
-        bound.pop("self")
-        extra = bound.pop("kwargs", {})
-        self.arguments: dict[str, Any] = {**bound, **extra}
+        given = dict(zip(_POSITIONAL, args, strict=False))
+        if len(args) > len(_POSITIONAL) or not given.keys().isdisjoint(kwargs):
+            given = {}  # a generate with a signature of its own, or a mistake that it will name itself
+        self.arguments: dict[str, Any] = {**given, **kwargs}
 
     def setting(self, name: str) -> Any:
         """What a generation option will be: keyword, else generation config, else the model's own config."""

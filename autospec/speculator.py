@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
-import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -188,6 +188,7 @@ class Speculator:
         self._run = run
         self._deployment = describe_deployment(model, self.sources)
         self._place = (model.device, model.dtype)
+        self._parameter = next(iter(model.parameters()), None)  # it moves with the model
         self._is_closed = False
         self._is_inside: ContextVar[bool] = ContextVar("autospec_inside", default=False)
         self._is_control: ContextVar[bool] = ContextVar("autospec_control", default=False)
@@ -228,7 +229,9 @@ class Speculator:
         if self._is_inside.get():  # transformers drafts with the model itself, or answers one call by several
             return self._original(*args, **kwargs)
         label = kwargs.pop("segment", None)
-        generator = _checked_generator(kwargs.pop("generator", None), self.model.device)
+        generator = kwargs.pop("generator", None)
+        if generator is not None:
+            generator = _checked_generator(generator, self.model.device)
         call = Call(self.model, args, kwargs)
         if call.arguments.get("custom_generate") in (self.generate, self._installed):
             del call.arguments["custom_generate"], kwargs["custom_generate"]
@@ -399,7 +402,8 @@ class Speculator:
         if reason is not None and reason not in self._warned:
             self._warned.add(reason)
             warn(f"left to the original generate: {reason}", stacklevel=4)
-        if (self.model.device, self.model.dtype) != self._place:  # moved since it was wrapped
+        parameter = self._parameter
+        if parameter is None or (parameter.device, parameter.dtype) != self._place:  # moved since it was wrapped
             self._place = (self.model.device, self.model.dtype)
             self._deployment = describe_deployment(self.model, self.sources)
         record = RequestRecord(
@@ -432,7 +436,7 @@ class Speculator:
             predicted_control_seconds=None
             if is_original or is_control
             else predicted_control_seconds(self._costs, tally, prompt_tokens, output_tokens, total_seconds),
-            peak_memory_bytes=peak_memory_bytes(self.model.device),
+            peak_memory_bytes=peak_memory_bytes(self._place[0]),
             trace=None if tally.outcomes is None else pack(tally.outcomes),
             tokens=None
             if self._recorder is None
@@ -454,7 +458,7 @@ class _Running:
     """When a request began, and its name."""
 
     def __init__(self) -> None:
-        self.id = uuid.uuid4().hex
+        self.id = os.urandom(16).hex()
         self.started_at = datetime.now(UTC)
         self.watch = Stopwatch()
 
@@ -477,11 +481,11 @@ class _Installed:
 
 
 def _checked_generator(generator: Any, device: torch.device) -> torch.Generator | None:
-    if generator is not None and not isinstance(generator, torch.Generator):
+    if not isinstance(generator, torch.Generator):
         raise ConfigurationError(f"generator={generator!r}: a torch.Generator or None is needed")
     if generator is torch.default_generator or any(generator is each for each in torch.cuda.default_generators):
         return None
-    if generator is not None and not _is_same_place(generator.device, device):
+    if not _is_same_place(generator.device, device):
         raise ConfigurationError(
             f"the generator is on {generator.device}, the model on {device}: make it there, "
             f"torch.Generator({str(device)!r})"

@@ -110,7 +110,7 @@ class Answer:
     def _asking(self, criterion: Any) -> Callable[[int], bool]:
         """What tells, once a token is committed, whether the answer ends by this criterion."""
         if type(criterion) is EosTokenCriteria:
-            return set(criterion.eos_token_id.flatten().tolist()).__contains__
+            return set(criterion.eos_token_id.tolist()).__contains__
         if type(criterion) is MaxLengthCriteria:
             return partial(self._ends_by_length, criterion)
         return lambda token: self._ends(criterion)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -62,6 +63,7 @@ class Decoder:
         self._make_randomness = make_randomness
         self._scores_dtype = scores_dtype
         self._keeps_blocks = keeps_blocks
+        self.__signature__ = _SIGNATURE
         self.tally = Tally()
         self.prompt_tokens = 0
         self.output_tokens = 0
@@ -83,7 +85,8 @@ class Decoder:
         """
         if why := why_not(model, input_ids, generation_config, model_kwargs):
             raise CannotDecodeError(why)
-        check_prompt(model, input_ids)
+        window = context_window(model)
+        check_prompt(model, input_ids, window)
         self.prompt_tokens = input_ids.shape[1]
         text = _without_padding(input_ids, model_kwargs.get("attention_mask"))
         do_sample = bool(generation_config.do_sample)
@@ -121,8 +124,8 @@ class Decoder:
             request=request,
             draft_request=draft_request,
             text=text,
-            window=context_window(model),
-            stretches_beyond=stretches_beyond(model),
+            window=window,
+            stretches_beyond=None if self._chooser.is_off else stretches_beyond(model),
         )
         self.tally = loop.tally
         self.tally.outcomes = [] if self._keeps_blocks else None
@@ -139,6 +142,10 @@ class Decoder:
         answer.end_stream()
         loop.learn(self.output_tokens)
         return answer.output(target.finish())
+
+
+_parameters = list(inspect.signature(Decoder.__call__).parameters.values())
+_SIGNATURE = inspect.Signature(_parameters[1:])  # generate asks for it in every call, which takes longer than a block
 
 
 def temperature_of(config: GenerationConfig) -> float:

@@ -123,7 +123,7 @@ class Loop:
             self._see_nothing()
         logits = self._target.prefill(input_ids)
         self.tally.prefill_seconds = self._watch.lap()
-        if self._sources and (why := self._target.why_no_speculation or self._why_no_room()):
+        if self._sources and not is_off and (why := self._target.why_no_speculation or self._why_no_room()):
             self._note(f"decoded plainly: {why}")
             self._sources.clear()
             self._see_nothing()

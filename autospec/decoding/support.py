@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from autospec.caches import context_window, find_cache
+from autospec.caches import find_cache
 from autospec.errors import ConfigurationError
 
 # what the loop knows how to carry from block to block; anything else (images, audio, ...) is left to transformers
@@ -59,8 +59,8 @@ def why_not(
     return None
 
 
-def check_prompt(model: PreTrainedModel, input_ids: Tensor) -> None:
-    """Refuse prompts that no model can answer.
+def check_prompt(model: PreTrainedModel, input_ids: Tensor, window: int | None) -> None:
+    """Refuse prompts that no model can answer. Args: window: positions that the model has, if it says so.
 
     Raises:
         ConfigurationError: the prompt is empty or longer than the context window.
@@ -68,7 +68,6 @@ def check_prompt(model: PreTrainedModel, input_ids: Tensor) -> None:
     prompt_tokens = input_ids.shape[1]
     if prompt_tokens == 0:
         raise ConfigurationError("the prompt is empty: pass at least one token")
-    window = context_window(model)
     if window is not None and prompt_tokens > window:
         raise ConfigurationError(
             f"the prompt has {prompt_tokens} tokens, the context window of {type(model).__name__} is {window}: "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -49,8 +50,7 @@ class TargetSession:
         self._trims = False  # rejecting nothing, too, takes something out of the cache
         self._states: dict[int, Tensor] = {}  # of the last forward by layer, [n, hidden_size]
         self.hidden_layers: tuple[int, ...] = ()  # of which each forward is asked for hidden states; it need not be any
-        self.why_no_speculation: str | None = None
-        self.prefill_length = 0  # positions used up by the prompt, padding and what a cache held before included
+        self._prefilled: tuple[Any, Tensor | None, int] = (None, None, 0)  # cache, positions and tokens at that time
 
     def prefill(self, input_ids: Tensor) -> Tensor:
         """Run the prompt. Args: input_ids: [1, n]. Returns: logits of the next token, [1, vocab_size]."""
@@ -61,15 +61,23 @@ class TargetSession:
         outputs = self._model._prefill(input_ids, self._config, kwargs, is_first_iteration=True)
         kwargs.pop("output_hidden_states", None)
         cache = find_cache(outputs)
-        self.why_no_speculation = why_not_rollback(cache)
-        positions = kwargs.get("position_ids")
-        given = int(positions.max()) + 1 if positions is not None else 0
-        self.prefill_length = max(given, input_ids.shape[1], _length(cache))
+        self._prefilled = cache, kwargs.get("position_ids"), max(input_ids.shape[1], _length(cache))
         logits = self._keep(outputs, width=1)
         for layer, states in self._states.items():
             is_whole = self.prefill_length == input_ids.shape[1]  # nothing came in a cache
             self._states[layer] = _of_prompt(states, input_ids, mask) if is_whole else states[:0]
         return logits
+
+    @cached_property
+    def why_no_speculation(self) -> str | None:
+        """Why rejected tokens could not be taken back out of its cache; None where they can. Asked after prefill."""
+        return why_not_rollback(self._prefilled[0])
+
+    @cached_property
+    def prefill_length(self) -> int:
+        """Positions used up by the prompt, padding and what a cache held before included."""
+        _, positions, num_tokens = self._prefilled
+        return num_tokens if positions is None else max(int(positions.max()) + 1, num_tokens)
 
     def decoding(self) -> AbstractContextManager[None]:
         """What transformers switches in the model between prefill and the end (expert kernels)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,8 +55,9 @@ class Tokens:
         return self._first(end)
 
     def _make_room(self, tokens: Tensor, capacity: int) -> None:
-        self._host = _with_room(tokens, capacity)
-        self._numbers: Any = self._host.numpy()[0]  # the same memory, which numpy writes single tokens to faster
+        self._numbers: Any = np.zeros(capacity, dtype=np.int64)  # which numpy writes single tokens to faster than torch
+        self._numbers[: tokens.shape[1]] = tokens.numpy()[0]
+        self._host = torch.from_numpy(self._numbers)[None]  # the same memory
 
     def _first(self, end: int) -> Tensor:
         """[1, end], on the device."""

@@ -59,6 +59,8 @@ class RequestSegments:
         """
         if (given := self._segmenter.given(label)) is not None:
             return given.segment
+        if self._segmenter.is_blank:
+            return DEFAULT
         try:
             return clean(self._segmenter.assign(Prompt.of_call(call, tokenizer)).segment)
         except Exception as error:  # noqa: BLE001  # a label for the report is never worth an answer

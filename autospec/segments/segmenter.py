@@ -77,6 +77,11 @@ class Segmenter:
         self._lock = threading.Lock()
         renew_after_fork(self)
 
+    @property
+    def is_blank(self) -> bool:
+        """Whether labels alone tell segments: there is nothing to look for in a prompt."""
+        return type(self) is Segmenter and not (self.builtin or self.rules.rules or self.clusters is not None)
+
     @classmethod
     def from_file(cls, path: str | Path, *, clusters: str | Path | None = None) -> Segmenter:
         """What the table `[segments]` of a TOML file says (docs/segments.md).
