@@ -146,11 +146,24 @@ class AcceptanceModel:
         """[num_positions], acceptance of each position, given those before it."""
         return [odds / (1.0 + odds) for odds in self._odds(segment, source, num_positions)]
 
+    def of_a_block(
+        self, segment: str, source: str, temperature: float, output_tokens: int, num_positions: int
+    ) -> tuple[list[float], Callable[[int, float, float], float]]:
+        """Of a model draft's block: `rates`, and what `confident` gives."""
+        odds = self._odds(segment, source, num_positions)
+        rates = [each / (1.0 + each) for each in odds]
+        return rates, self._confident(odds, segment, source, temperature, output_tokens)
+
     def confident(
         self, segment: str, source: str, temperature: float, output_tokens: int, num_positions: int
     ) -> Callable[[int, float, float], float]:
         """Acceptance at a position of a model draft's block, from its index and from margin and entropy of q there."""
         odds = self._odds(segment, source, num_positions)
+        return self._confident(odds, segment, source, temperature, output_tokens)
+
+    def _confident(
+        self, odds: list[float], segment: str, source: str, temperature: float, output_tokens: int
+    ) -> Callable[[int, float, float], float]:
         own, confidence = self._find(segment, source), self._confidence.get(source)
         if own is None or confidence is None or not own.seen:
             return lambda position, margin, entropy: odds[position] / (1.0 + odds[position])

@@ -258,13 +258,12 @@ class Goodput:
         num_tokens = context.offers[source].num_tokens
         committed = list(accumulate(self._acceptance.offer_survival(context, source), initial=1.0))
         whole = bisect_right(lengths, num_tokens)  # blocks that have as many tokens as were asked for
-        proposed = lengths[:whole]
-        if whole < len(lengths) and (not whole or proposed[-1] < num_tokens):
-            lengths, proposed = lengths[: whole + 1], [*proposed, num_tokens]
-        else:
-            lengths = proposed
-        verify = prices.verify
-        return _Values(source, lengths, [committed[k] for k in proposed], [verify[k] for k in proposed], rate)
+        tokens, seconds = [committed[k] for k in lengths[:whole]], prices.verify_blocks[:whole]
+        if whole < len(lengths) and (not whole or lengths[whole - 1] < num_tokens):
+            tokens.append(committed[num_tokens])
+            seconds.append(prices.verify[num_tokens])
+            whole += 1
+        return _Values(source, lengths if whole == len(lengths) else lengths[:whole], tokens, seconds, rate)
 
     def _of_source(
         self,
@@ -308,15 +307,11 @@ class Goodput:
     def _stop(
         self, context: BlockContext, source: str, block_length: int, prices: PriceList, rate: float
     ) -> MarginalStop:
-        acceptance = self._acceptance
         temperature, output_tokens = context.request.temperature, context.output_tokens
-        return MarginalStop(
-            acceptance.rates(context.segment, source, block_length),
-            acceptance.confident(context.segment, source, temperature, output_tokens, block_length),
-            self._prices.steps(source, prices),
-            prices.verify,
-            rate,
+        rates, confident = self._acceptance.of_a_block(
+            context.segment, source, temperature, output_tokens, block_length
         )
+        return MarginalStop(rates, confident, self._prices.steps(source, prices), prices.verify, rate)
 
     def _catch_up_seconds(self, source: str, backlog: int, prices: PriceList) -> float:
         """What bringing the draft's cache up to date takes: as estimated, corrected by what it took."""
@@ -396,8 +391,11 @@ class _Values:
         self._source, self.lengths, self._tokens, self._seconds = source, lengths, tokens, seconds
         if len(tokens) > len(lengths):
             tokens = tokens[: len(lengths)]
-        charge = rate * each
-        self.values = [num - rate * time - charge for num, time in zip(tokens, seconds, strict=False)]
+        if each:
+            charge = rate * each
+            self.values = [num - rate * time - charge for num, time in zip(tokens, seconds, strict=False)]
+        else:
+            self.values = [num - rate * time for num, time in zip(tokens, seconds, strict=False)]
         self.most = max(self.values)
 
     def best(self) -> _Candidate:

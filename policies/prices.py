@@ -24,6 +24,7 @@ class PriceList:
     block_lengths: list[int]
     context_tokens: int
     verify: list[float]  # [longest block + 1], by draft tokens verified; at a wider width where that is cheaper
+    verify_blocks: list[float]  # [block lengths], of these: of a block that is as long as it was asked to be
     draft: dict[str, list[float] | None]  # [block lengths] by source; None where it cannot be used
     steps: dict[str, list[float]]  # [longest block + 1] by source, of those that can be used, as far as asked for
 
@@ -46,6 +47,7 @@ class Prices:
         self._costs = costs
         self._longest = longest
         self._cheapest = getattr(costs, "cheapest_width", None) if pads else None
+        self._read_seconds = getattr(costs, "catch_up_seconds", None)
         self._lists: dict[int, PriceList] = {}
         self._version: object = None
 
@@ -62,7 +64,8 @@ class Prices:
             context = _typical(context_tokens)
             widths = [self.width(tokens, context) for tokens in range(2, longest + 2)]
             verify = [self._costs.verify_seconds(width, context) for width in (1, *widths)]  # a plain step stays one
-            prices = self._lists[key] = PriceList(lengths, context, verify, {}, {})
+            of_blocks = [verify[length] for length in lengths]
+            prices = self._lists[key] = PriceList(lengths, context, verify, of_blocks, {}, {})
         return prices
 
     def catch_up(self, source: str, backlog: int, prices: PriceList) -> float:
@@ -71,8 +74,7 @@ class Prices:
         Where fewer are read than were ever measured, the seconds lie between one step's and those.
         """
         step = self.steps(source, prices)[1] if len(prices.verify) > 1 else 0.0
-        measured = getattr(self._costs, "catch_up_seconds", None)
-        seconds = None if measured is None else measured(source, backlog)
+        seconds = None if self._read_seconds is None else self._read_seconds(source, backlog)
         if seconds is None:
             return step * (1.0 + backlog / _READ_AT_ONCE)
         return float(step + max(0.0, seconds - step) * min(1.0, backlog / _READ_AT_ONCE))
