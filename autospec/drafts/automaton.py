@@ -53,19 +53,22 @@ class SuffixAutomaton:
         Returns:
             tokens, and the product up to each.
         """
+        following, counts = self._next, self._count
         tokens: list[int] = []
         scores: list[float] = []
         score = 1.0
         while len(tokens) < max_tokens:
-            while state > 0 and not self._next[state]:  # the text ends here: go on as its own end went on before
+            while state > 0 and not following[state]:  # the text ends here: go on as its own end went on before
                 state = self._link[state]
-            followers = self._next[state]
             if state <= 0:
                 break
-            total = sum(self._count[follower] for follower in followers.values())
-            # among equals the one that was the last to appear
-            token, follower = max(reversed(followers.items()), key=lambda item: self._count[item[1]])
-            score *= self._count[follower] / total
+            total = most = 0
+            for each, after in following[state].items():
+                count = counts[after]
+                total += count
+                if count >= most:  # among equals the one that was the last to appear
+                    token, follower, most = each, after, count
+            score *= most / total
             if score < min_score:
                 break
             tokens.append(token)
@@ -84,20 +87,21 @@ class SuffixAutomaton:
         return self._count[state]
 
     def _append(self, token: int) -> None:
+        following, link, counts = self._next, self._link, self._count
         newest = self._state(self._length[self._newest] + 1, {})
         state = self._newest
-        while state >= 0 and token not in self._next[state]:
-            self._next[state][token] = newest
-            state = self._link[state]
-        self._link[newest] = 0 if state < 0 else self._ending(state, token)
+        while state >= 0 and token not in following[state]:
+            following[state][token] = newest
+            state = link[state]
+        link[newest] = 0 if state < 0 else self._ending(state, token)
         self._newest = newest
         self.num_tokens += 1
         counted = newest
         for _ in range(_COUNTED):
             if counted <= 0:
                 break
-            self._count[counted] += 1
-            counted = self._link[counted]
+            counts[counted] += 1
+            counted = link[counted]
 
     def _ending(self, state: int, token: int) -> int:
         """The state of exactly the longest substring of `state` with `token` after it, split off if need be."""

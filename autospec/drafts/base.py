@@ -127,6 +127,8 @@ def hidden_layers_of(source: DraftSource) -> tuple[int, ...]:
 
 def with_logits(tokens: Sequence[int], vocab_size: int) -> list[int]:
     """The first tokens, up to one that the target has no logits for: a prompt may hold such ids, no answer can."""
+    if not tokens or max(tokens) < vocab_size:
+        return list(tokens)
     stop = next((i for i, token in enumerate(tokens) if token >= vocab_size), len(tokens))
     return list(tokens[:stop])
 

@@ -77,8 +77,13 @@ class NewestEnds:
     def __init__(self) -> None:
         self._ends: dict[tuple[int, ...], int] = {}
 
-    def add(self, ngram: tuple[int, ...], end: int, following: int) -> None:
-        self._ends[ngram] = end
+    def extend(self, text: Sequence[int], ends: range, sizes: range) -> None:
+        """Index the n-grams of these sizes that end before these positions of the text."""
+        known = self._ends
+        for end in ends:
+            for size in sizes:
+                if end >= size:
+                    known[tuple(text[end - size : end])] = end
 
     def find(self, ngram: tuple[int, ...]) -> int | None:
         return self._ends.get(ngram)
@@ -88,16 +93,21 @@ class FrequentEnds:
     """Of each n-gram, where it first ended before what followed it most often (the first to be so, among equals)."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[int, ...], dict[int, tuple[int, int]]] = {}  # by following token: count, first end
+        self._found: dict[tuple[int, ...], tuple[int, int]] = {}  # with the token that followed: count, first end
         self._best: dict[tuple[int, ...], tuple[int, int]] = {}
 
-    def add(self, ngram: tuple[int, ...], end: int, following: int) -> None:
-        found = self._found.setdefault(ngram, {})
-        count, first = found.get(following, (0, end))
-        found[following] = counted = (count + 1, first)
-        best = self._best.get(ngram)
-        if best is None or counted[0] > best[0]:
-            self._best[ngram] = counted
+    def extend(self, text: Sequence[int], ends: range, sizes: range) -> None:
+        """Index the n-grams of these sizes that end before these positions of the text."""
+        found, best = self._found, self._best
+        for end in ends:
+            for size in sizes:
+                if end >= size:
+                    followed = tuple(text[end - size : end + 1])
+                    known = found.get(followed)
+                    found[followed] = counted = (1, end) if known is None else (known[0] + 1, known[1])
+                    most = best.get(followed[:-1])
+                    if most is None or counted[0] > most[0]:
+                        best[followed[:-1]] = counted
 
     def find(self, ngram: tuple[int, ...]) -> int | None:
         best = self._best.get(ngram)
@@ -136,14 +146,13 @@ class NGramSession:
         return time.perf_counter() - started
 
     def _extend(self, committed: Sequence[int]) -> None:
-        for end in range(self._num_indexed + 1, len(committed)):
-            for size in self._sizes:
-                if end >= size:
-                    self._index.add(tuple(committed[end - size : end]), end, committed[end])
+        self._index.extend(committed, range(self._num_indexed + 1, len(committed)), self._sizes)
         self._num_indexed = max(self._num_indexed, len(committed) - 1)
 
     def _continuation(self, committed: Sequence[int], start: int, num_tokens: int) -> list[int]:
         # a match that reaches the end of the text goes on into its own draft: "ab ab a" continues "b ab ab"
         period = len(committed) - start
+        if num_tokens <= period:
+            return with_logits(committed[start : start + num_tokens], self._vocab_size)
         tokens = [committed[start + offset % period] for offset in range(num_tokens)]
         return with_logits(tokens, self._vocab_size)

@@ -51,10 +51,13 @@ class SuffixIndex:
             length, and the range of `starts` that begin with it; length 0 when none of at least `min_length` occurs.
         """
         best = (0, 0, 0)
+        if not len(self.starts):
+            return best
         low, high = min_length, min(DEPTH - 1, len(tokens))
+        end = _as_bytes(tokens[len(tokens) - high :])
         while low <= high:
             length = (low + high + 1) // 2
-            first, last = self.span(tokens[len(tokens) - length :], 0, len(self.starts))
+            first, last = self._span(end[len(end) - 4 * length :], 0, len(self.starts))
             if first < last:
                 best, low = (length, first, last), length + 1
             else:
@@ -63,7 +66,9 @@ class SuffixIndex:
 
     def span(self, tokens: Sequence[int], first: int, last: int) -> tuple[int, int]:
         """The range of starts, within a given one, that begin with `tokens`."""
-        wanted = np.asarray(tokens, dtype=">u4").tobytes()
+        return self._span(_as_bytes(tokens), first, last)
+
+    def _span(self, wanted: bytes, first: int, last: int) -> tuple[int, int]:
         width = len(wanted)
         key = lambda start: bytes(self._bytes[4 * int(start) : 4 * int(start) + width])  # noqa: E731
         return (
@@ -92,6 +97,11 @@ class SuffixIndex:
             scores.append(score)
             first, last = first + int(begins[best]), first + int(begins[best]) + int(counts[best])
         return tokens, scores
+
+
+def _as_bytes(tokens: Sequence[int]) -> bytes:
+    """Four for each, that compare as the tokens do."""
+    return np.asarray(tokens, dtype=">u4").tobytes()
 
 
 def sorted_starts(texts: Tokens) -> NDArray[np.uint32]:

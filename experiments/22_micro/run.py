@@ -182,6 +182,34 @@ def bare_ngram() -> Callable[[list[int]], list[int]]:
     return propose
 
 
+def bare_counting_ngram() -> Callable[[list[int]], list[int]]:
+    """The same, with how often each token followed."""
+    counts: dict[tuple[int, ...], int] = {}
+    best: dict[tuple[int, ...], int] = {}
+    ends: dict[tuple[int, ...], int] = {}
+    indexed = 0
+
+    def propose(committed: list[int]) -> list[int]:
+        nonlocal indexed
+        length = len(committed)
+        for end in range(indexed + 1, length):
+            for size in (3, 2, 1):
+                if end >= size:
+                    followed = tuple(committed[end - size : end + 1])
+                    counts[followed] = count = counts.get(followed, 0) + 1
+                    ngram = followed[:-1]
+                    if count > best.get(ngram, 0):
+                        best[ngram], ends[ngram] = count, end
+        indexed = length - 1
+        for size in (3, 2, 1):
+            start = ends.get(tuple(committed[-size:]))
+            if start is not None:
+                return committed[start : start + BLOCK_LENGTH]
+        return []
+
+    return propose
+
+
 def bare_suffix() -> Callable[[list[int]], list[int]]:
     """The automaton's construction in one loop, and the first continuation of the longest match: nothing is counted."""
     following: list[dict[int, int]] = [{}]
@@ -232,7 +260,8 @@ def ngram(repeats: int) -> Iterator[Row]:
             session = NGram(continuation=continuation).start(draft_request())
             return along(lambda committed: session.propose(committed, BLOCK_LENGTH), tokens)
 
-        yield compared("ngram", continuation, ours, lambda: along(bare_ngram(), tokens), repeats)
+        bare = bare_ngram if continuation == "newest" else bare_counting_ngram
+        yield compared("ngram", continuation, ours, lambda bare=bare: along(bare(), tokens), repeats)
 
 
 def suffix(repeats: int) -> Iterator[Row]:
