@@ -119,7 +119,7 @@ class Answer:
         length, most = self.tokens.length, criterion.max_position_embeddings
         if most is not None and length > most:
             return self._ends(criterion)  # it may have a warning to give
-        return length >= criterion.max_length
+        return bool(length >= criterion.max_length)
 
     def _ends(self, criterion: Any) -> bool:
         is_known = type(criterion) in _OF_TOKENS

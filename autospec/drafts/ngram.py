@@ -127,9 +127,9 @@ class NGramSession:
         self._num_indexed = 0  # n-grams that end before this position, and so have a continuation, are indexed
 
     def propose(self, committed: Sequence[int], block_length: int) -> Proposal:
-        catch_up_seconds = self._catch_up(committed)
+        catch_up_seconds, find, length = self._catch_up(committed), self._index.find, len(committed)
         for size in self._sizes:
-            start = self._index.find(tuple(committed[-size:])) if len(committed) >= size else None
+            start = find(tuple(committed[-size:])) if length >= size else None
             if start is not None:
                 trusted = block_length if self._tokens_per_match is None else size * self._tokens_per_match
                 tokens = self._continuation(committed, start, min(block_length, trusted))
@@ -153,6 +153,7 @@ class NGramSession:
         # a match that reaches the end of the text goes on into its own draft: "ab ab a" continues "b ab ab"
         period = len(committed) - start
         if num_tokens <= period:
-            return with_logits(committed[start : start + num_tokens], self._vocab_size)
+            tokens = list(committed[start : start + num_tokens])
+            return tokens if max(tokens) < self._vocab_size else with_logits(tokens, self._vocab_size)
         tokens = [committed[start + offset % period] for offset in range(num_tokens)]
         return with_logits(tokens, self._vocab_size)

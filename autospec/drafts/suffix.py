@@ -137,7 +137,8 @@ class SuffixSession:
     """An automaton over the committed tokens, extended by what is new at each call."""
 
     def __init__(self, pools: Sequence[SuffixPool], min_match: int, min_score: float, vocab_size: int) -> None:
-        self._indexes = [pool.index for pool in pools]  # as they are now: later answers are for later requests
+        # as they are now: later answers are for later requests
+        self._indexes = [index for pool in pools if len((index := pool.index).starts)]
         self._min_match = min_match
         self._min_score = min_score
         self._vocab_size = vocab_size

@@ -1,16 +1,18 @@
 """Where a block's time goes.
 
-    make profile     # or: python experiments/20_profile/run.py [--subjects tiny,bfloat16,float32] [--tokens 48] [--out DIR]
+    make profile     # or: python experiments/20_profile/run.py [--subjects tiny,bfloat16] [--tokens 48] [--out DIR]
 
 A random model of two narrow layers, where the host's time dominates, and SmolLM2-135M in two number formats; greedy and
 at temperature 0.8; contexts of about 64 and 1,000 tokens. The model's own `generate` beside plain steps, `ngram:8`,
-`assistant:4` and `auto`, with a database, in turn. Methods are timed from outside, each second belonging to the innermost
-one; what the model's forward is made of is seen by torch's profiler in a run of its own. Run it on an idle machine.
+`assistant:4` and `auto`, with a database, in turn. Methods are timed from outside, each second belonging to the
+innermost one; what the model's forward is made of is seen by torch's profiler in a run of its own. Run it on an idle
+machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import platform
 import statistics
@@ -246,7 +248,7 @@ def parts_of_the_forward(each: Subject, arm: str, options: dict[str, Any], promp
             return forward(*args, **kwargs)
 
     with wrapped(each, arm, store) as answer:
-        labelled.__signature__ = __import__("inspect").signature(forward)  # type: ignore[attr-defined]
+        labelled.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
         each.model.forward = labelled
         try:
             torch.manual_seed(0)

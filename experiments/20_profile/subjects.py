@@ -16,6 +16,7 @@ from autospec.data import load_prompts
 NAMES = ("tiny", "bfloat16", "float32")
 """A random model of two narrow layers, and SmolLM2-135M in two number formats."""
 TINY_VOCABULARY = 1024
+_CHARACTERS = 16_000
 
 
 @dataclass
@@ -44,7 +45,7 @@ def subject(name: str) -> Subject:
         model, tokenizer = models.load("smollm2-135m", dtype=name)
         assistant = models.load_model("smollm2-135m-assistant", dtype=name)
         contents = [message["content"] for prompt in load_prompts() for message in prompt.messages]
-        text = tokenizer("\n\n".join(contents))["input_ids"]
+        text = tokenizer("\n\n".join(contents)[:_CHARACTERS])["input_ids"]
     # an end that is looked for, as in every real call, and never comes
     model.generation_config.eos_token_id = model.config.vocab_size
     model.generation_config.pad_token_id = 0

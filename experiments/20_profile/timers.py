@@ -1,4 +1,4 @@
-"""Seconds by phase, of a program that knows nothing of it: its methods are replaced from outside for as long as it runs."""
+"""Seconds by phase, of a program that knows nothing of it: its methods are replaced from outside while it runs."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
     python experiments/21_off_is_free/run.py [--subjects tiny,bfloat16,float32] [--seconds 60] [--out DIR]
 
-Each arm is a shallow copy of one model, so that all have the same weights and stay wrapped throughout: `generate` itself,
-`off`, `off` with telemetry into a database, and `off` with automatic segments. They take turns, in an order that turns,
-for so many seconds a cell. Reported is the ratio of medians, `generate` over wrapped (above 1: the wrapped call is faster),
-with the interval of resampled rounds. Both sides must say the same tokens. Run it on an idle machine.
+Each arm is a shallow copy of one model, so that all have the same weights and stay wrapped throughout: `generate`
+itself, `off`, `off` with telemetry into a database, and `off` with automatic segments. They take turns, in an order that
+turns, for so many seconds a cell. Reported is the ratio of medians, `generate` over wrapped (above 1: the wrapped call is
+faster), with the interval of resampled rounds. Both sides must say the same tokens. Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ import numpy as np
 import torch
 import transformers
 
-FOLDER = Path(__file__).parent
-sys.path.insert(0, str(FOLDER.parent / "20_profile"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "20_profile"))
 
 from subjects import NAMES, Subject, subject
 from tqdm import tqdm
@@ -37,6 +36,7 @@ from tqdm import tqdm
 import autospec
 from autospec.deployment import device_name
 
+FOLDER = Path(__file__).parent
 PROMPTS = (30, 1000)
 NEW_TOKENS = (1, 16, 64, 256)
 DECODINGS: dict[str, dict[str, Any]] = {
@@ -162,8 +162,8 @@ def main() -> None:
     names = options.subjects.split(",")
     prompts, tokens = ([int(each) for each in given.split(",")] for given in (options.prompts, options.tokens))
     rows: list[Row] = []
-    head = f"{'model':10}{'':9}{'prompt':>7}{'new':>6}  {'arm':15}{'rounds':>6}{'generate ms':>12}{'wrapped ms':>12}{'ratio':>8}"
-    print(f"{head}   95 %")
+    head = f"{'model':10}{'':9}{'prompt':>7}{'new':>6}  {'arm':15}{'rounds':>6}{'generate ms':>12}{'wrapped ms':>12}"
+    print(f"{head}{'ratio':>8}   95 %")
     with tempfile.TemporaryDirectory() as folder:
         cells = [(d, p, n) for d in DECODINGS for p in prompts for n in tokens]
         for name in names:

@@ -9,6 +9,7 @@ interval of resampled neighbours. Why each floor is one is said in README.md. Ru
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import json
 import platform
@@ -68,12 +69,17 @@ class Row:
 def compared(name: str, case: str, ours: Timed, floor: Timed, repeats: int) -> Row:
     """Both in turn. The first calls are not counted."""
     seconds: tuple[list[float], list[float]] = ([], [])
-    for repeat in range(repeats + 3):
-        sides = [(0, ours), (1, floor)]
-        for index, call in sides if repeat % 2 else reversed(sides):
-            taken = call()
-            if repeat >= 3:
-                seconds[index].append(taken)
+    gc.collect()
+    gc.disable()  # it would be charged to whoever happens to make the next object
+    try:
+        for repeat in range(repeats + 3):
+            sides = [(0, ours), (1, floor)]
+            for index, call in sides if repeat % 2 else reversed(sides):
+                taken = call()
+                if repeat >= 3:
+                    seconds[index].append(taken)
+    finally:
+        gc.enable()
     mine, least = np.array(seconds[0]), np.array(seconds[1])
     picks = np.random.default_rng(0).integers(0, repeats, (RESAMPLES, repeats))
     drawn = np.median(mine[picks], axis=1) / np.median(least[picks], axis=1)
