@@ -3,9 +3,9 @@
     python experiments/21_off_is_free/run.py [--subjects tiny,bfloat16,float32] [--seconds 60] [--out DIR]
 
 Each arm is a shallow copy of one model, so that all have the same weights and stay wrapped throughout: `generate`
-itself, `off`, `off` with telemetry into a database, and `off` with automatic segments. They take turns, in an order that
-turns, for so many seconds a cell. Reported is the ratio of medians, `generate` over wrapped (above 1: the wrapped call is
-faster), with the interval of resampled rounds. Both sides must say the same tokens. Run it on an idle machine.
+itself, `off`, `off` with telemetry into a database, and `off` with automatic segments. They take turns, in an order
+that turns, for so many seconds a cell. Reported is the ratio of medians, `generate` over wrapped (above 1: the wrapped
+call is faster), with the interval of resampled rounds. Both sides must say the same tokens. Run it on an idle machine.
 """
 
 from __future__ import annotations
