@@ -22,12 +22,13 @@ class Carried:
     """Keyword arguments of the target's forwards, as far as they grow with the text.
 
     Args:
-        model: the target. One that updates them in a way of its own is left to do so.
+        model: the target. One that updates them in a way of its own, or gives no cache by a usual name, is left to do so.
         kwargs: as `generate` prepared them.
         room: how many tokens are expected besides.
     """
 
     def __init__(self, model: PreTrainedModel, kwargs: dict[str, Any], room: int) -> None:
+        self._model = model
         self.kwargs = kwargs  # those of the committed tokens
         self._room = max(room, 1)
         own = getattr(type(model), "_update_model_kwargs_for_generation", None)
@@ -56,11 +57,14 @@ class Carried:
 
     def commit(self, outputs: Any, num_tokens: int) -> None:
         """`num_tokens` tokens of the forward with these outputs belong to the text."""
+        cache = find_cache(outputs)
+        if cache is None and not self._num_committed:
+            self._update = self._model._update_model_kwargs_for_generation
         if self._update is not None:
             self.kwargs = self._update(outputs, self.kwargs, is_encoder_decoder=False, num_new_tokens=num_tokens)
             return
         self._num_committed += num_tokens
-        if (cache := find_cache(outputs)) is not None:
+        if cache is not None:
             self.kwargs[CACHE_KEYWORD] = cache
 
     def _with_room(self, end: int) -> dict[str, Tensor]:
