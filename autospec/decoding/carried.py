@@ -22,7 +22,7 @@ class Carried:
     """Keyword arguments of the target's forwards, as far as they grow with the text.
 
     Args:
-        model: the target. One that updates them in a way of its own, or gives no cache by a usual name, is left to do so.
+        model: the target. One with a way of its own to update them, or without a cache of a usual name, does so itself.
         kwargs: as `generate` prepared them.
         room: how many tokens are expected besides.
     """
