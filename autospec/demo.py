@@ -68,7 +68,15 @@ def run_demo(
     if policy == "auto":
         say("measuring what drafting and verifying cost on this device ...")
     with wrap(
-        model, tokenizer=tokenizer, drafts=drafts, policy=policy, store=store, run=run, control_share=0.0, resume=False
+        model,
+        tokenizer=tokenizer,
+        drafts=drafts,
+        policy=policy,
+        store=store,
+        run=run,
+        trace=1.0,
+        control_share=0.0,
+        resume=False,
     ) as speculator:
         jobs = [(prompt, options) for prompt in interleaved(prompts) for options in (GREEDY, SAMPLED)]
         bar = tqdm(jobs, desc="demo", unit="pair", disable=not show_progress)

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import quote, urlencode
 
 import pytest
+from sqlalchemy.exc import OperationalError
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
@@ -20,14 +21,16 @@ from autospec.errors import ConfigurationError, StoreError
 from autospec.telemetry.codec import clean_text
 from autospec.telemetry.dashboard import create_app, reports
 from autospec.telemetry.dashboard.chart import Chart
-from autospec.telemetry.dashboard.definitions import DEFINITIONS
+from autospec.telemetry.dashboard.filters import Filters
+from autospec.telemetry.dashboard.overview import Overview, load_overview
 from autospec.telemetry.dashboard.remembered import Remembered
 from autospec.telemetry.dashboard.rendering import inline_json
 from autospec.telemetry.dashboard.security import is_allowed, is_same
 from autospec.telemetry.labels import visible
+from autospec.telemetry.pages.definitions import DEFINITIONS
 from autospec.telemetry.report import build_report, to_dict
 from autospec.telemetry.store import Store
-from tests.dashboard_stores import HOSTILE, file_url, fill, pairs, record
+from tests.dashboard_stores import HOSTILE, file_url, fill, fill_hostile, record
 
 HERE = "http://127.0.0.1"
 DOCS = Path(__file__).parents[1] / "docs" / "dashboard.md"
@@ -273,6 +276,38 @@ class TestStates:
         assert answer.status_code == 503
         assert "was closed" in answer.text
 
+    def test_a_store_that_may_write_is_opened_anew(self, url: str) -> None:
+        with Store(url) as store:
+            with TestClient(create_app(store), base_url=HERE) as client:
+                assert client.get("/").status_code == 200
+            store.add([record(20_001, "later")])  # it is still the application's own, and open
+            app = create_app(store)
+        assert TestClient(app, base_url=HERE).get("/segment?segment=later").status_code == 200
+
+    def test_a_store_is_only_ever_read(self, url: str) -> None:
+        with Store(url) as store:
+            opened = store.reopened()
+            assert (opened.readonly, opened.url) == (True, store.url)
+            with pytest.raises(StoreError, match="reading only"):
+                opened.add([record(20_001, "later")])
+            with opened.reading() as connection, pytest.raises(OperationalError, match="readonly"):
+                connection.exec_driver_sql("DELETE FROM requests")
+            opened.close()
+
+    def test_a_database_in_memory_cannot_be_written_by_its_readers(self) -> None:
+        """Nobody else can open it: it is read through the store itself."""
+        with Store("sqlite://") as store:
+            fill(store)
+            client = TestClient(create_app(store), base_url=HERE)
+            assert rows(client.get("/").text) == ["slow", "even", "fast", "kept"]
+            with store.reading() as connection, pytest.raises(OperationalError, match="readonly"):
+                connection.exec_driver_sql("DELETE FROM requests")
+            with pytest.raises(StoreError, match="in memory"):
+                store.reopened()
+            store.add([record(20_001, "while open")])
+            store.execute_alone(["VACUUM"])
+            assert "while open" in client.get("/").text
+
     def test_it_writes_nothing_and_holds_no_lock(
         self, client: TestClient, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -282,6 +317,29 @@ class TestStates:
                 store.add([record(number, "while open")])
                 assert "while open" in client.get("/").text
         assert client.get("/export.json").json()["all"]["requests"] == 48
+
+    def test_the_first_page_is_read_when_the_server_starts(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        read: list[Filters] = []
+
+        def load(store: Store, filters: Filters) -> Overview:
+            read.append(filters)
+            return load_overview(store, filters)
+
+        monkeypatch.setattr("autospec.telemetry.dashboard.app.load_overview", load)
+        with TestClient(create_app(url), base_url=HERE) as client:
+            assert client.get("/").status_code == 200
+            assert client.get("/").status_code == 200
+        assert read == [Filters()]
+
+    def test_a_server_starts_though_the_database_cannot_be_read(
+        self, url: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store = Store(url, readonly=True)
+        app = create_app(store)
+        store.close()
+        with TestClient(app, base_url=HERE) as client:
+            assert client.get("/").status_code == 503
+        assert "the database cannot be read" in caplog.text
 
 
 class TestExport:
@@ -302,18 +360,14 @@ class TestHostile:
     def client(self, tmp_path: Path) -> TestClient:
         url = file_url(tmp_path)
         with Store(url) as store:
-            for place, name in enumerate(HOSTILE):
-                found, comparisons = pairs(name, 4, 1.2, first=100 * place)
-                store.add(found, comparisons)
-                store.add([record(5_000 + place, name, policy=name, policy_version=name, error=name)])
-                store.add([record(6_000 + place, name, fallback_reason=name, actions={f"{name}:2": 3})])
+            fill_hostile(store)
         return TestClient(create_app(url), base_url=HERE)
 
     def paths(self, client: TestClient) -> list[str]:
         links = [link for link in Page(client.get("/").text).values("a", "href") if link.startswith("/segment")]
         assert len(links) == len(HOSTILE)
-        asked = [f"/request?id={5_000 + place:032x}" for place in range(len(HOSTILE))]
-        return ["/", "/decisions", *links, *asked, f"/request?id={6_001:032x}"]
+        asked = [f"/request?id={first + place:032x}" for first in (30_000, 31_000) for place in range(len(HOSTILE))]
+        return ["/", "/decisions", *links, *asked]
 
     def test_names_are_shown_as_text_and_break_nothing(self, client: TestClient) -> None:
         for path in self.paths(client):

@@ -71,6 +71,14 @@ SORTS: dict[str, Callable[[SegmentRow], float | str]] = {
 """By its name in the address; segments without a value come last. `speed-up` has the worst first."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sorting:
+    """How the table is sorted, and where its headings lead."""
+
+    by: str  # a key of SORTS, perhaps with a minus in front
+    address: Callable[[str], str]  # of the page sorted by a key; the other way round if it is so already
+
+
 def load_overview(store: Store, filters: Filters) -> Overview:
     """The report by segment and its trends, from sums by the hour where there are many requests.
 

@@ -15,9 +15,10 @@ from autospec.telemetry.dashboard.chart import (
     log_axis,
     plotly_text,
 )
-from autospec.telemetry.dashboard.formats import count, duration, iso, percent, shown
 from autospec.telemetry.dashboard.segment import ActionSums, Change, Position, Predicted, Segment
 from autospec.telemetry.labels import visible
+from autospec.telemetry.pages.formats import count, duration, iso, percent
+from autospec.telemetry.pages.rendering import moment
 from autospec.telemetry.rows import SegmentRow, ratio
 from autospec.telemetry.tables import ABSENT, number
 from autospec.types import PhaseSeconds
@@ -80,7 +81,7 @@ def over_time(times: Times, changes: Sequence[Change]) -> Chart:
         head=("from", "speed-up", "requests", "control"),
         rows=tuple(
             (
-                shown(start),
+                moment(start),
                 number(value),
                 count(each.requests) if each else ABSENT,
                 count(each.control_requests) if each else ABSENT,
