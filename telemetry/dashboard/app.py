@@ -39,11 +39,12 @@ from autospec.telemetry.dashboard.overview import Options, Overview, Sorting, lo
 from autospec.telemetry.dashboard.remembered import Remembered
 from autospec.telemetry.dashboard.rendering import render
 from autospec.telemetry.dashboard.reports import load_report, stamp
-from autospec.telemetry.dashboard.request import CELLS, MOST_TOKENS, load_request
+from autospec.telemetry.dashboard.request import CELLS, MOST_TOKENS, is_empty, load_request
 from autospec.telemetry.dashboard.security import COOKIE, HEADERS, Secured, check_token, cookie_of, is_same
 from autospec.telemetry.dashboard.segment import load_segment
 from autospec.telemetry.dashboard.tokens import Decoder, texts_of
 from autospec.telemetry.dashboard.tuning import OPTUNA_DASHBOARD, label, load_tuning
+from autospec.telemetry.explain import LAST
 from autospec.telemetry.pages import marks
 from autospec.telemetry.pages.definitions import DEFINITIONS
 from autospec.telemetry.render_csv import to_csv
@@ -210,7 +211,10 @@ class Pages:
 
     def request(self, request: Request) -> Response:
         filters, others = _read(request, ("id",))
-        found = load_request(self._store, others.get("id", "last"))
+        if others.get("id", LAST) == LAST and is_empty(self._store):
+            values = {"page": "request", "keep": {}}
+            return self._page(request, "no_request.html", Filters(), stamp(self._store), **values)
+        found = load_request(self._store, others.get("id", LAST))
         texts, trouble = None, None
         try:
             texts = None if self._decoder is None else texts_of(found, self._decoder)

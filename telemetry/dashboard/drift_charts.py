@@ -106,7 +106,7 @@ def calibration(decisions: Decisions) -> Chart:
             "yaxis": log_axis("predicted speed-up"),
             "showlegend": False,
         },
-        head=("segment", "measured", "predicted", "calibration error"),
+        head=("segment", "measured speed-up", "predicted speed-up", "calibration error"),
         rows=tuple(
             (visible(name, NAME_COLUMNS), number(real), number(said), f"{100 * (said / real - 1):+.0f}\u00a0%")
             for name, real, said in zip(names, measured, predicted, strict=True)

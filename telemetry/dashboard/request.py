@@ -77,6 +77,12 @@ def load_request(store: Store, name: str) -> Request:
     )
 
 
+def is_empty(store: Store) -> bool:
+    """Whether there is no request at all."""
+    with store.reading() as connection:
+        return connection.scalar(select(RequestRow.id).limit(1)) is None
+
+
 def cells(outcome: BlockOutcome) -> tuple[str, ...]:
     """What became of each token of the block: its drafts in order, then the token that the target added."""
     is_rejected = outcome.num_judged_tokens > outcome.num_accepted_tokens

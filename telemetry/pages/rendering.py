@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 
 from autospec.telemetry.labels import visible
 from autospec.telemetry.pages import formats, marks
-from autospec.telemetry.pages.definitions import definition
+from autospec.telemetry.pages.definitions import DEFINITIONS, definition
 from autospec.telemetry.tables import interval, number
 
 PACKAGE = "autospec.telemetry.pages"
@@ -74,6 +74,7 @@ def environment(*packages: str) -> Environment:
         "percent": formats.percent,
         "visible": visible,
     }
+    found.tests["defined_number"] = DEFINITIONS.__contains__
     found.globals |= {"dot": marks.dot, "axis_head": marks.axis_head, "trend": marks.trend, "term": term}
     return found
 
