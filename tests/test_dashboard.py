@@ -22,13 +22,14 @@ from autospec.telemetry.codec import clean_text
 from autospec.telemetry.dashboard import create_app, reports
 from autospec.telemetry.dashboard.chart import Chart
 from autospec.telemetry.dashboard.filters import Filters
-from autospec.telemetry.dashboard.overview import Overview, load_overview
 from autospec.telemetry.dashboard.remembered import Remembered
 from autospec.telemetry.dashboard.rendering import inline_json
+from autospec.telemetry.dashboard.reports import load_segments
 from autospec.telemetry.dashboard.security import is_allowed, is_same
 from autospec.telemetry.labels import visible
 from autospec.telemetry.pages.definitions import DEFINITIONS
 from autospec.telemetry.report import build_report, to_dict
+from autospec.telemetry.rows import Report
 from autospec.telemetry.store import Store
 from tests.dashboard_stores import HOSTILE, file_url, fill, fill_hostile, record
 
@@ -329,14 +330,14 @@ class TestStates:
     def test_the_first_page_is_read_when_the_server_starts(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         read: list[Filters] = []
 
-        def load(store: Store, filters: Filters) -> Overview:
+        def load(store: Store, filters: Filters) -> Report:
             read.append(filters)
-            return load_overview(store, filters)
+            return load_segments(store, filters)
 
-        monkeypatch.setattr("autospec.telemetry.dashboard.app.load_overview", load)
+        monkeypatch.setattr("autospec.telemetry.dashboard.app.load_segments", load)
         with TestClient(create_app(url), base_url=HERE) as client:
-            assert client.get("/").status_code == 200
-            assert client.get("/").status_code == 200
+            for path in ("/", "/?sort=segment", "/decisions"):  # all of one report
+                assert client.get(path).status_code == 200
         assert read == [Filters()]
 
     def test_a_server_starts_though_the_database_cannot_be_read(

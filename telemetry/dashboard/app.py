@@ -38,7 +38,7 @@ from autospec.telemetry.dashboard.live import changes
 from autospec.telemetry.dashboard.overview import Options, Overview, Sorting, load_options, load_overview, ordered
 from autospec.telemetry.dashboard.remembered import Remembered
 from autospec.telemetry.dashboard.rendering import render
-from autospec.telemetry.dashboard.reports import load_report, stamp
+from autospec.telemetry.dashboard.reports import load_report, load_segments, stamp
 from autospec.telemetry.dashboard.request import CELLS, MOST_TOKENS, is_empty, load_request
 from autospec.telemetry.dashboard.security import COOKIE, HEADERS, Secured, check_token, cookie_of, is_same
 from autospec.telemetry.dashboard.segment import load_segment
@@ -49,6 +49,7 @@ from autospec.telemetry.pages import marks
 from autospec.telemetry.pages.definitions import DEFINITIONS
 from autospec.telemetry.render_csv import to_csv
 from autospec.telemetry.render_json import to_dict
+from autospec.telemetry.rows import Report
 from autospec.telemetry.store import Store
 
 _log = logging.getLogger("autospec.telemetry")
@@ -237,7 +238,7 @@ class Pages:
 
     def decisions(self, request: Request) -> Response:
         filters, _ = _read(request)
-        found, now = self._load("decisions", filters, lambda: load_decisions(self._store, filters))
+        found, now = self._load("decisions", filters, lambda: load_decisions(self._store, filters, self._segments))
         shown = []
         if found.actions.blocks:
             shown.append(drift_charts.actions_over_time(found.actions))
@@ -330,7 +331,11 @@ class Pages:
         return HTMLResponse(render("error.html", {**values, "text": text}), status_code=500, headers=HEADERS)
 
     def _load_overview(self, filters: Filters) -> tuple[Overview, str]:
-        return self._load("overview", filters, lambda: load_overview(self._store, filters))
+        return self._load("overview", filters, lambda: load_overview(self._store, filters, self._segments))
+
+    def _segments(self, store: Store, filters: Filters) -> Report:
+        """The report that several pages are made of."""
+        return self._load("segments", filters, lambda: load_segments(store, filters))[0]
 
     def _options(self, now: str) -> Options:
         options, _ = self._remembered.get("options", now, lambda: load_options(self._store))

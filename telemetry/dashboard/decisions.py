@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from autospec.telemetry.dashboard.buckets import ALL, ActionTimes, Times, load_actions, load_traffic
 from autospec.telemetry.dashboard.filters import Filters
-from autospec.telemetry.dashboard.reports import load_report, newest
+from autospec.telemetry.dashboard.reports import LoadReport, load_segments, newest
 from autospec.telemetry.rows import Report, ratio
 from autospec.telemetry.schema import PolicyStateRow, RequestRow
 from autospec.telemetry.store import STATE_KEY, Store, read_state
@@ -89,15 +89,20 @@ class Decisions:
         return Counter(record.fallback_reason for record in self.newest if record.fallback_reason is not None)
 
 
-def load_decisions(store: Store, filters: Filters) -> Decisions:
+def load_decisions(store: Store, filters: Filters, load: LoadReport = load_segments) -> Decisions:
     """Actions, shares, guard trips and calibration.
+
+    Args:
+        store: the database.
+        filters: which requests.
+        load: reads the report.
 
     Raises:
         ConfigurationError: the filters ask for too many requests one by one.
         StoreError: the database cannot be read.
     """
     with ThreadPoolExecutor(3) as threads:  # each reads for itself, and databases do that side by side
-        report = threads.submit(load_report, store, filters, with_positions=False)
+        report = threads.submit(load, store, filters)
         traffic = threads.submit(load_traffic, store, filters, together=True)
         actions = threads.submit(load_actions, store, filters)
         trips, damaged = load_trips(store)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import func, or_, select
@@ -65,6 +65,14 @@ def load_report(
             if asked or len(records) == count:  # fewer where old requests were pruned; their sums stay
                 return build_report(records, _comparisons(store, records), group_by=group_by)
     return hourly.build_hourly_report(store, group_by=group_by, narrow=part.narrow)
+
+
+def load_segments(store: Store, filters: Filters) -> Report:
+    """The report by segment, without acceptance by position: with the same errors."""
+    return load_report(store, filters, with_positions=False)
+
+
+LoadReport = Callable[[Store, Filters], Report]
 
 
 def read_requests(store: Store, filters: Filters, segment: str | None = None) -> list[RequestRecord]:
