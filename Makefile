@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 MODEL := smollm2-135m
 TORCH := 2.13.0
 COMPAT := .venv-compat
+AXE := tests/axe
 
 export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -19,21 +20,22 @@ PYTHON_VERSION := $(shell $(PYTHON) -c 'import platform; print(platform.python_v
 PYTHON_READY := $(VENV)/.python-$(PYTHON_VERSION)
 RUNTIME_READY := $(VENV)/.runtime
 DEV_READY := $(VENV)/.dev
+AXE_READY := $(AXE)/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: $(COMPAT)/%/.ready
-.PHONY: help setup demo test test-compat bench bench-peers bench-verification profile lint format types lock model postgres browser compiler clean
+.PHONY: help setup demo test test-compat bench bench-peers bench-verification profile lint format types lock model postgres browser compiler axe clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(DEV_READY) ## make .venv with autospec and the development tools
 
-demo: model ## speed up a small model on this machine and show what was gained (runtime packages only)
+demo: model ## speed up a small model on this machine and show what was gained (without development tools)
 	$(BIN)/autospec demo
 
-test: $(DEV_READY) lint types model postgres browser compiler ## lint, format check, types, import contracts, all tests
+test: $(DEV_READY) lint types model postgres browser compiler axe ## lint, format check, types, import contracts, all tests
 	$(BIN)/python -m pytest
 
 test-compat: compat-5.17 ## the decoder's tests on transformers 5.17 and on the newest 5.x
@@ -70,7 +72,7 @@ types: $(DEV_READY) ## mypy, strict
 
 # torch stays at a release that has a CPU build; its local label (+cpu) exists on few indexes, so it is taken off.
 lock: $(DEV_READY) ## resolve both lock files from pyproject.toml (UPGRADE=1: to the newest releases)
-	$(BIN)/pip-compile $(LOCK_OPTIONS) --output-file requirements.lock pyproject.toml
+	$(BIN)/pip-compile $(LOCK_OPTIONS) --extra dashboard --output-file requirements.lock pyproject.toml
 	sed -i "s/^\(torch==[0-9.]*\)+cpu/\1    /" requirements.lock
 	$(BIN)/pip-compile $(LOCK_OPTIONS) --extra dashboard --extra metrics --extra otel --extra parquet --extra postgres --extra dev \
 	  --constraint requirements.lock --output-file requirements-dev.lock pyproject.toml
@@ -80,6 +82,7 @@ LOCK_OPTIONS = --quiet --strip-extras --allow-unsafe --annotation-style line --n
 
 clean: ## remove environments, caches and build output (the fetched model stays in the user's cache)
 	rm -rf $(VENV) $(COMPAT) .bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(AXE)/node_modules
 	find autospec policies telemetry tests experiments -name __pycache__ -prune -exec rm -rf {} +
 
 # The tests of the PostgreSQL store start a server of their own; where its binaries are missing they are installed.
@@ -103,6 +106,16 @@ compiler:
 	  || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get -qq update \
 	    && DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends g++ >/dev/null; } \
 	  || echo "make test: no C++ compiler here and it cannot be installed: tests of compiled forwards are skipped, which fails in CI"
+
+# axe-core checks that everyone can use these pages. Version and hash stand in tests/axe/package-lock.json.
+axe: $(AXE_READY)
+
+$(AXE_READY): $(AXE)/package-lock.json
+	@{ command -v npm >/dev/null \
+	  || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get -qq update \
+	    && DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends npm >/dev/null; }; } \
+	  && npm ci --prefix $(AXE) --ignore-scripts --no-audit --no-fund --no-update-notifier --silent \
+	  || echo "make test: axe-core cannot be had by npm: tests of accessibility are skipped, which fails in CI"
 
 model: $(RUNTIME_READY)
 	$(BIN)/autospec models fetch $(MODEL)

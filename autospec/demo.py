@@ -76,6 +76,7 @@ def run_demo(
         backend=backend,
         store=store,
         run=run,
+        trace=1.0,
         control_share=0.0,
         resume=False,
     ) as speculator:

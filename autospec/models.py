@@ -13,7 +13,18 @@ from autospec.fetching import SOURCES, cache_folder, fetch, one_line, quiet_tran
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["DTYPES", "PACKAGED", "DType", "cache_folder", "faster_dtype", "fetch", "load", "load_model", "resolve"]
+__all__ = [
+    "DTYPES",
+    "PACKAGED",
+    "DType",
+    "cache_folder",
+    "faster_dtype",
+    "fetch",
+    "load",
+    "load_model",
+    "load_tokenizer",
+    "resolve",
+]
 
 DType = Literal["auto", "bfloat16", "float32", "float16"]
 
@@ -103,14 +114,27 @@ def load(
     """
     model = load_model(target, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
 
+    return model, load_tokenizer(target, trust_remote_code=trust_remote_code)
+
+
+def load_tokenizer(target: str, *, trust_remote_code: bool = False) -> "PreTrainedTokenizerBase":
+    """Load a tokenizer alone; of a folder, from nowhere else.
+
+    Raises:
+        ModelError: as for `load`.
+    """
+    place = resolve(target)
+
     from transformers import AutoTokenizer
 
     try:
         with quiet_transformers():
-            tokenizer = AutoTokenizer.from_pretrained(resolve(target), trust_remote_code=trust_remote_code)
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                place, local_files_only=Path(place).is_dir(), trust_remote_code=trust_remote_code
+            )
     except Exception as error:  # transformers and tokenizers raise many kinds
         raise ModelError(f"cannot load the tokenizer of {target!r}: {one_line(error)}") from error
-    return model, tokenizer
+    return tokenizer
 
 
 def load_model(

@@ -7,7 +7,7 @@ acceptance by position for a policy, a device or a way to decode.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -21,6 +21,7 @@ from autospec.telemetry.bootstrap import normal_interval
 from autospec.telemetry.labels import visible
 from autospec.telemetry.rollups import hour_of
 from autospec.telemetry.rows import (
+    FEWEST_SUMMED,
     NO_OUTPUT_TOKENS,
     TOO_LITTLE_DATA,
     UNEQUAL_CONTROL,
@@ -37,17 +38,17 @@ OF_BLOCKS = frozenset(["segment", "day"])
 """Keys by which blocks are summed, too."""
 
 PHASES = ("prefill", "draft", "verify", "correction", "emission", "other")
-FEWEST = 30
-"""Requests on each side below which sums say too little about their spread."""
-
 _NUMBERS = [
     column.name
     for column in HourlyRequests.__table__.columns
-    if not column.primary_key and column.name != "most_memory_bytes"
+    if not column.primary_key and column.name not in ("most_memory_bytes", "prompt_tokens")
 ]
 _DAY = timedelta(days=1) // timedelta(microseconds=1)
 
 Group = tuple[str, ...]
+Narrow = Callable[[Select[Any], type[Any]], Select[Any]]
+"""Restricts a query over one of the tables of sums."""
+
 Sums = dict[str, Any]
 
 
@@ -57,6 +58,7 @@ def build_hourly_report(
     group_by: Sequence[str] = ("segment",),
     since: datetime | None = None,
     until: datetime | None = None,
+    narrow: Narrow | None = None,
     resamples: int = 2_000,
     seed: int = 0,
 ) -> Report:
@@ -67,6 +69,7 @@ def build_hourly_report(
         group_by: any of `segment`, `decoding`, `policy`, `device`, `day`.
         since: from this full hour on; an aware datetime.
         until: before this full hour; an aware datetime.
+        narrow: leaves only a part of the sums to be read.
         resamples: bootstrap resamples for each interval.
         seed: seed of each interval.
 
@@ -84,11 +87,12 @@ def build_hourly_report(
         if not is_full_hour(time):
             raise ConfigurationError(f"{name}={time:%Y-%m-%d %H:%M:%S}: sums by the hour know full hours alone")
     blocks = _Blocks(group_by)
+    narrow = narrow or _everything
     queries = [
         select(DeploymentRow.__table__),
-        _sums(group_by, since, until),
-        blocks.query(HourlyActions, ["blocks"], since, until),
-        blocks.query(HourlyPositions, ["at_risk", "accepted"], since, until),
+        narrow(_sums(group_by, since, until), HourlyRequests),
+        narrow(blocks.query(HourlyActions, ["blocks"], since, until), HourlyActions),
+        narrow(blocks.query(HourlyPositions, ["at_risk", "accepted"], since, until), HourlyPositions),
     ]
     with ThreadPoolExecutor(len(queries)) as threads:  # each scans a table; databases do that side by side
         deployments, found, actions, positions = threads.map(partial(_fetch, store), queries)
@@ -134,11 +138,32 @@ def is_full_hour(time: datetime | None) -> bool:
     return time is None or hour_of(time.astimezone(UTC)) == time
 
 
-def num_requests(store: Store, since: datetime | None = None, until: datetime | None = None) -> int:
-    """How many requests are summed, those under control and pruned ones included."""
-    query = _between(select(func.sum(HourlyRequests.requests)), HourlyRequests.hour, since, until)
+def num_requests(
+    store: Store,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    narrow: Narrow | None = None,
+    enough: int | None = None,
+) -> int:
+    """How many requests are summed, those under control and pruned ones included.
+
+    Args:
+        store: the database.
+        since: from this full hour on.
+        until: before this full hour.
+        narrow: as for `build_hourly_report`.
+        enough: beyond so many the count may be too low. It is then quick, however many there are.
+    """
+    query = _between(select(HourlyRequests.requests), HourlyRequests.hour, since, until)
+    query = (narrow or _everything)(query, HourlyRequests)
+    if enough is not None:
+        query = query.limit(enough + 1)  # each row counts one request at least
     with store.reading() as connection:
-        return int(connection.scalar(query) or 0)
+        return int(connection.scalar(select(func.sum(query.subquery().c.requests))) or 0)
+
+
+def _everything(query: Select[Any], table: type[Any]) -> Select[Any]:
+    return query
 
 
 def _between(query: Select[Any], hour: Any, since: datetime | None, until: datetime | None) -> Select[Any]:
@@ -268,7 +293,7 @@ def _row(
     interval, method, note = None, None, None
     if is_mixed:
         note = UNEQUAL_CONTROL
-    elif min(treated["requests"], control["requests"]) < FEWEST:
+    elif min(treated["requests"], control["requests"]) < FEWEST_SUMMED:
         note = TOO_LITTLE_DATA
     else:
         interval = normal_interval(_moments(control), _moments(treated), resamples=resamples, seed=seed)

@@ -17,6 +17,7 @@ from autospec.telemetry.render_html import to_html
 from autospec.telemetry.render_json import to_dict
 from autospec.telemetry.render_text import to_text
 from autospec.telemetry.rows import (
+    FEWEST_REQUESTS,
     NO_OUTPUT_TOKENS,
     TOO_LITTLE_DATA,
     UNEQUAL_CONTROL,
@@ -41,9 +42,6 @@ ONLY_TREATED = frozenset(["policy", "source"])
 """A control request belongs to every value of these."""
 
 UNKNOWN = "unknown"
-FEWEST = 4
-"""Requests on each side below which an interval would say more than it knows: there is none, and no verdict."""
-
 MOST_VALUES = 6
 MEASURED_COLUMNS = 80
 
@@ -196,7 +194,7 @@ def _row(
         note = TOO_LITTLE_DATA
     elif min(*_seconds_and_tokens(treated).sum(axis=0), *_seconds_and_tokens(control_side).sum(axis=0)) <= 0:
         note = NO_OUTPUT_TOKENS
-    elif fewest >= FEWEST:
+    elif fewest >= FEWEST_REQUESTS:
         how = f"{resamples} resamples, seed {seed}"
         if is_paired:
             sums = _by_prompt(treated, pairs)

@@ -11,6 +11,12 @@ TOO_LITTLE_DATA = "too little data"
 NO_OUTPUT_TOKENS = "no output tokens"
 UNEQUAL_CONTROL = "see groups"  # unequal shares of control: sums over all of them would compare unlike traffic
 
+FEWEST_REQUESTS = 4
+"""Requests on each side below which an interval would say more than it knows: there is none, and no verdict."""
+
+FEWEST_SUMMED = 30
+"""The same where sums are all that is known of their spread."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
@@ -129,6 +135,11 @@ class Report:
     measured: tuple[str, ...] = ()  # what, where, under which policy and when; one line each
     unmatched_comparisons: int = 0  # comparisons one of whose requests is not in the report
     basis: str = "requests"  # or `hours`: sums by the hour, which stay when old requests are pruned
+
+    @property
+    def fewest(self) -> int:
+        """Requests on each side from which on there is an interval and a verdict."""
+        return FEWEST_SUMMED if self.basis == "hours" else FEWEST_REQUESTS
 
     @property
     def is_empty(self) -> bool:

@@ -34,7 +34,7 @@ def open_memory() -> Engine:
     engine = create_engine(
         "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False, "isolation_level": None}
     )
-    event.listen(engine, "begin", _begin)
+    event.listen(engine, "begin", _begin_shared)
     with engine.execution_options(**{WRITE: True}).begin() as connection:
         migrate(connection)
     return engine
@@ -122,6 +122,18 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
 def _begin(connection: Connection) -> None:
     writes = connection.get_execution_options().get(WRITE, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _begin_shared(connection: Connection) -> None:
+    """The same where readers and writers take turns on one connection: readers cannot write."""
+    writes = connection.get_execution_options().get(WRITE, False)
+    connection.exec_driver_sql(f"PRAGMA query_only = {'OFF' if writes else 'ON'}")
+    _begin(connection)
+
+
+def allow_writing(connection: sqlite3.Connection) -> None:
+    """After a reader of a database in memory had the connection."""
+    connection.execute("PRAGMA query_only = OFF")
 
 
 def _examine(path: Path) -> tuple[frozenset[str], str | None]:

@@ -234,7 +234,7 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A connection to query with, in one transaction; errors are ours."""
+        """A connection to query with, in one transaction; errors are ours. In memory, as read-only, it cannot write."""
         with self._transaction() as connection:
             yield connection
 
@@ -254,6 +254,8 @@ class Store:
                 raise StoreError(f"{self.url} was closed: open a new Store")
             with closing(engine.raw_connection()) as connection:
                 driver: Any = connection.driver_connection
+                if self._is_memory:
+                    sqlite.allow_writing(driver)
                 was_autocommit = getattr(driver, "autocommit", None)
                 if engine.dialect.name == "postgresql":
                     driver.autocommit = True
@@ -273,6 +275,16 @@ class Store:
         _stores.discard(self)
         if engine is not None:
             engine.dispose()
+
+    def reopened(self) -> Store:
+        """Another store on the same database, for reading only.
+
+        Raises:
+            StoreError: the database is in memory, where nobody else can open it, or it cannot be opened any more.
+        """
+        if self._is_memory:
+            raise StoreError("a database in memory cannot be opened a second time: give a file or a server")
+        return Store(self.url if self._is_file else self._url.render_as_string(hide_password=False), readonly=True)
 
     def __enter__(self) -> Self:
         return self

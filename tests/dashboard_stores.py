@@ -9,12 +9,17 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from pathlib import Path
 
 import numpy as np
+import optuna
+from sqlalchemy import insert
 
 from autospec.telemetry import codec, traces
+from autospec.telemetry.schema import HourlyActions, HourlyPositions, HourlyRequests
 from autospec.telemetry.store import Store
 from autospec.types import (
     Action,
@@ -34,6 +39,19 @@ SECONDS = 60
 NOON = datetime(2026, 10, 24, 12, tzinfo=UTC)
 HERE = Deployment("host", "cpu: two threads", "target-a", "float32", ("ngram",), {"torch": "2.9"}, 500_000_000)
 THERE = Deployment("host", "cuda: some", "target-b", "bfloat16", ("ngram",), {"torch": "2.9"}, 500_000_000)
+
+POLICY = """
+format = "autospec-policy"
+version = 1
+default = {source = "none", block_length = 0}
+[segments]
+fast = {source = "ngram", block_length = 2}
+"<img src=x>" = {policy = "goodput", settings = {discount = 0.9}}
+[made]
+by = "autospec tune"
+[made.speed_up]
+fast = [1.4, 1.2, 1.6]
+"""
 
 HOSTILE = (
     "<img src=x onerror=alert(1)>",
@@ -137,6 +155,81 @@ def fill(store: Store, segments: Sequence[tuple[str, float]] = (("fast", 1.5), (
         PolicyState(HERE, "auto", "v1", "0" * 32, NOON, state),
     ]
     store.write([codec.to_entry(item) for item in extra])
+
+
+def fill_hostile(store: Store) -> None:
+    """Names, texts and reasons that try to act on a page."""
+    for place, name in enumerate(HOSTILE):
+        store.add(*pairs(name, 4, 1.1 + place / 20, first=20_000 + 100 * place))
+        store.add([record(30_000 + place, name, policy=name, policy_version=name, error=name)])
+        place_of_it = Deployment(name, name, name, name, (name,), {name: name})
+        more = record(31_000 + place, name, fallback_reason=name, actions={f"{name}:2": 3}, notes=name, run=name)
+        store.add([replace(more, deployment=place_of_it)])
+
+
+def fill_large(store: Store, requests: int = 5_000_000, segments: int = 40, days: int = 14) -> None:
+    """As many requests as that, of which only their sums by the hour are left; and a few more."""
+    fill(store)
+    start = NOON - timedelta(days=days)
+    hours = [start + timedelta(hours=hour) for hour in range(24 * days)]
+    each = requests // (segments * len(hours) * 20)  # twenty parts, one of them control
+    rows, actions, positions = [], [], []
+    for place, hour in product(range(segments), hours):
+        segment = f"segment {place:02}"
+        for is_control in (False, True):
+            count = each if is_control else 19 * each
+            seconds = 4.0 * count / (1.0 if is_control else 0.6 + 0.03 * place)
+            rows.append(summed(hour, segment, is_control, count, seconds))
+        key = {"hour": hour, "segment": segment, "source": "ngram", "block_length": 4}
+        counts = dict.fromkeys(("num_draft_tokens", "num_judged_tokens", "num_accepted_tokens"), 40 * each)
+        phases = dict.fromkeys((f"{phase}_seconds" for phase in ("draft", "verify", "correction", "emission")), 1.0)
+        actions.append({**key, "blocks": 20 * each, "num_committed_tokens": 60 * each, **counts, **phases})
+        positions += [{**key, "position": j, "at_risk": 20 * each, "accepted": 10 * each} for j in (1, 2, 3, 4)]
+    with store.writing() as connection:
+        for table, found in ((HourlyRequests, rows), (HourlyActions, actions), (HourlyPositions, positions)):
+            connection.execute(insert(table), found)
+
+
+def summed(hour: datetime, segment: str, is_control: bool, count: int, seconds: float) -> dict[str, object]:
+    """A row of sums over requests that are all alike."""
+    tokens = 100 * count
+    values: dict[str, object] = {column.name: 0 for column in HourlyRequests.__table__.columns}
+    return values | {
+        "hour": hour,
+        "segment": segment,
+        "policy": "off" if is_control else "auto",
+        "deployment_id": 1,
+        "is_control": is_control,
+        "do_sample": False,
+        "requests": count,
+        "output_tokens": tokens,
+        "blocks": tokens // 3,
+        "block_tokens": tokens,
+        "verify_seconds": seconds,
+        "total_seconds": seconds,
+        "squared_seconds": 1.1 * seconds**2 / count,
+        "squared_tokens": 1.1 * tokens**2 / count,
+        "seconds_times_tokens": seconds * tokens / count,
+        "predicted": 0 if is_control else count,
+        "predicted_control_seconds": 0.0 if is_control else 4.0 * count,
+        "predicted_seconds": 0.0 if is_control else seconds,
+        "saved_seconds": max(0.0, 4.0 * count - seconds),
+        "lost_seconds": max(0.0, seconds - 4.0 * count),
+    }
+
+
+def make_study(folder: Path) -> str:
+    """One candidate walked twice, one that is slower, one given up, one that failed; the URL."""
+    url = f"sqlite:///{folder / 'study #1.db'}"
+    made = optuna.create_study(storage=url, study_name="<b>mine</b>")
+    for part, on in (({"source": "ngram", "block_length": 2}, 8.0), ({"source": "none", "block_length": 0}, 12.0)) * 2:
+        trial = made.ask()
+        trial.set_user_attr("part", part)
+        trial.set_user_attr("seconds", {"fast": [on, 12.0], "slow": [on / 4, 2.0]})
+        made.tell(trial, on / 12)
+    made.tell(made.ask(), state=optuna.trial.TrialState.PRUNED)
+    made.tell(made.ask(), state=optuna.trial.TrialState.FAIL)
+    return url
 
 
 def file_url(folder: Path) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import quote, urlencode
 
 import pytest
+from sqlalchemy.exc import OperationalError
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
@@ -20,18 +21,25 @@ from autospec.errors import ConfigurationError, StoreError
 from autospec.telemetry.codec import clean_text
 from autospec.telemetry.dashboard import create_app, reports
 from autospec.telemetry.dashboard.chart import Chart
-from autospec.telemetry.dashboard.definitions import DEFINITIONS
+from autospec.telemetry.dashboard.filters import Filters
 from autospec.telemetry.dashboard.remembered import Remembered
 from autospec.telemetry.dashboard.rendering import inline_json
+from autospec.telemetry.dashboard.reports import load_segments
 from autospec.telemetry.dashboard.security import is_allowed, is_same
 from autospec.telemetry.labels import visible
+from autospec.telemetry.pages.definitions import DEFINITIONS
 from autospec.telemetry.report import build_report, to_dict
+from autospec.telemetry.rows import Report
 from autospec.telemetry.store import Store
-from tests.dashboard_stores import HOSTILE, file_url, fill, pairs, record
+from tests.dashboard_stores import HOSTILE, file_url, fill, fill_hostile, record
 
 HERE = "http://127.0.0.1"
 DOCS = Path(__file__).parents[1] / "docs" / "dashboard.md"
 TOKEN = "a token that is long enough"
+NAMES = frozenset(
+    ["action", "from", "kind", "note", "policy", "reason", "request", "saved", "segment", "side", "source", "started"]
+)
+"""Headings of columns without numbers."""
 PAGES = ("/", "/segment?segment=fast", "/request?id=last", "/decisions", "/definitions")
 
 
@@ -163,6 +171,8 @@ class TestPages:
         facts = re.findall(r'<div class="fact"><dt>(.*?)</dt>', client.get(path).text)
         assert all("data-definition" in fact for fact in facts)
         assert shown or path == "/definitions"
+        heads = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', client.get(path).text)
+        assert {head for head in heads if "data-definition" not in head and "sort-segment" not in head} <= NAMES
 
     @pytest.mark.parametrize("path", PAGES)
     def test_a_page_can_be_read_without_seeing_it(self, client: TestClient, path: str) -> None:
@@ -192,10 +202,11 @@ class TestPages:
 class TestStates:
     def test_empty(self, tmp_path: Path) -> None:
         client = empty_client(tmp_path)
-        for path in ("/", "/segment?segment=x", "/decisions"):
+        for path in ("/", "/segment?segment=x", "/decisions", "/request?id=last", "/request?period=7d"):
+            assert client.get(path).status_code == 200
             assert "No requests are recorded here yet" in Page(client.get(path).text).text
             assert "store=" in client.get(path).text
-        assert client.get("/request?id=last").status_code == 400
+        assert client.get("/request?id=ffff").status_code == 400
         assert client.get("/export.json").json()["segments"] == []
         assert len(client.get("/export.csv").text.splitlines()) == 2
 
@@ -273,6 +284,39 @@ class TestStates:
         assert answer.status_code == 503
         assert "was closed" in answer.text
 
+    def test_a_store_that_may_write_is_opened_anew(self, url: str) -> None:
+        with Store(url) as store:
+            with TestClient(create_app(store), base_url=HERE) as client:
+                assert client.get("/").status_code == 200
+            store.add([record(20_001, "later")])  # it is still the application's own, and open
+            app = create_app(store)
+        assert TestClient(app, base_url=HERE).get("/segment?segment=later").status_code == 200
+
+    def test_a_store_is_only_ever_read(self, url: str) -> None:
+        with Store(url) as store:
+            opened = store.reopened()
+            assert (opened.readonly, opened.url) == (True, store.url)
+            with pytest.raises(StoreError, match="reading only"):
+                opened.add([record(20_001, "later")])
+            with opened.reading() as connection, pytest.raises(OperationalError, match="readonly"):
+                connection.exec_driver_sql("DELETE FROM requests")
+            opened.close()
+
+    def test_a_database_in_memory_cannot_be_written_by_its_readers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nobody else can open it: it is read through the store itself."""
+        monkeypatch.setattr(Remembered, "_may_be_older", lambda *_: False)  # on a busy machine any page takes long
+        with Store("sqlite://") as store:
+            fill(store)
+            client = TestClient(create_app(store), base_url=HERE)
+            assert rows(client.get("/").text) == ["slow", "even", "fast", "kept"]
+            with store.reading() as connection, pytest.raises(OperationalError, match="readonly"):
+                connection.exec_driver_sql("DELETE FROM requests")
+            with pytest.raises(StoreError, match="in memory"):
+                store.reopened()
+            store.add([record(20_001, "while open")])
+            store.execute_alone(["VACUUM"])
+            assert "while open" in client.get("/").text
+
     def test_it_writes_nothing_and_holds_no_lock(
         self, client: TestClient, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -282,6 +326,29 @@ class TestStates:
                 store.add([record(number, "while open")])
                 assert "while open" in client.get("/").text
         assert client.get("/export.json").json()["all"]["requests"] == 48
+
+    def test_the_first_page_is_read_when_the_server_starts(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        read: list[Filters] = []
+
+        def load(store: Store, filters: Filters) -> Report:
+            read.append(filters)
+            return load_segments(store, filters)
+
+        monkeypatch.setattr("autospec.telemetry.dashboard.app.load_segments", load)
+        with TestClient(create_app(url), base_url=HERE) as client:
+            for path in ("/", "/?sort=segment", "/decisions"):  # all of one report
+                assert client.get(path).status_code == 200
+        assert read == [Filters()]
+
+    def test_a_server_starts_though_the_database_cannot_be_read(
+        self, url: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store = Store(url, readonly=True)
+        app = create_app(store)
+        store.close()
+        with TestClient(app, base_url=HERE) as client:
+            assert client.get("/").status_code == 503
+        assert "the database cannot be read" in caplog.text
 
 
 class TestExport:
@@ -302,18 +369,14 @@ class TestHostile:
     def client(self, tmp_path: Path) -> TestClient:
         url = file_url(tmp_path)
         with Store(url) as store:
-            for place, name in enumerate(HOSTILE):
-                found, comparisons = pairs(name, 4, 1.2, first=100 * place)
-                store.add(found, comparisons)
-                store.add([record(5_000 + place, name, policy=name, policy_version=name, error=name)])
-                store.add([record(6_000 + place, name, fallback_reason=name, actions={f"{name}:2": 3})])
+            fill_hostile(store)
         return TestClient(create_app(url), base_url=HERE)
 
     def paths(self, client: TestClient) -> list[str]:
         links = [link for link in Page(client.get("/").text).values("a", "href") if link.startswith("/segment")]
         assert len(links) == len(HOSTILE)
-        asked = [f"/request?id={5_000 + place:032x}" for place in range(len(HOSTILE))]
-        return ["/", "/decisions", *links, *asked, f"/request?id={6_001:032x}"]
+        asked = [f"/request?id={first + place:032x}" for first in (30_000, 31_000) for place in range(len(HOSTILE))]
+        return ["/", "/decisions", *links, *asked]
 
     def test_names_are_shown_as_text_and_break_nothing(self, client: TestClient) -> None:
         for path in self.paths(client):

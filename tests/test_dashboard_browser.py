@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import os
-import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from autospec.telemetry.store import Store
-from tests.dashboard_stores import HOSTILE, file_url, fill, pairs, record, served
+from tests.browsing import HAS_BROWSER, SIZES, Browser, window
+from tests.dashboard_stores import HOSTILE, POLICY, file_url, fill, fill_large, make_study, pairs, record, served
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-DRIVER = shutil.which("chromedriver")
 PAGES = {
     "overview": "",
     "segment": "segment?segment=fast",
@@ -26,58 +20,8 @@ PAGES = {
     "decisions": "decisions",
     "definitions": "definitions",
 }
-SIZES = {"phone": (360, 740), "tablet": (820, 1_100), "wide": (1_400, 900), "4k": (3_840, 2_000)}
-SECONDS = 30.0
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="no Chromium here: make browser installs it")
-
-
-class Browser:
-    """A headless window, and what it saw."""
-
-    def __init__(self, driver: Any) -> None:
-        self.driver = driver
-
-    def open(self, address: str) -> None:
-        self.driver.get(address)
-        self.until(lambda: self.run("return document.readyState") == "complete")
-
-    def run(self, script: str, *arguments: object) -> Any:
-        return self.driver.execute_script(script, *arguments)
-
-    def until(self, holds: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + SECONDS
-        while not holds():
-            assert time.monotonic() < deadline, "it did not come to that"
-            time.sleep(0.1)
-
-    def errors(self) -> list[str]:
-        """What the console said since it was asked last."""
-        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
-
-    def hosts(self) -> set[str]:
-        """Where requests went since this was asked last."""
-        found = set()
-        for entry in self.driver.get_log("performance"):
-            message = json.loads(entry["message"])["message"]
-            if message["method"] == "Network.requestWillBeSent":
-                address = urlsplit(message["params"]["request"]["url"])
-                if address.scheme != "data":
-                    found.add(address.netloc)
-        return found
-
-    def resize(self, width: int, height: int) -> None:
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-
-    def dark(self, is_dark: bool) -> None:
-        feature = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-
-    def save(self, folder: Path, name: str) -> None:
-        """A picture of the whole page."""
-        found = self.driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
-        (folder / f"{name}.png").write_bytes(base64.b64decode(found["data"]))
+pytestmark = pytest.mark.skipif(not HAS_BROWSER, reason="no Chromium here: make browser installs it")
 
 
 @pytest.fixture(scope="module")
@@ -90,19 +34,8 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM or ""
-    for option in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--hide-scrollbars"):
-        options.add_argument(option)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options, Service(DRIVER))
-    try:
-        yield Browser(driver)
-    finally:
-        driver.quit()
+    with window() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -128,14 +61,90 @@ def test_pages(browser: Browser, address: str, pictures: Path, page: str, size: 
     browser.resize(*SIZES[size])
     browser.dark(is_dark)
     browser.open(address + PAGES[page])
-    if page in ("segment", "decisions"):
-        browser.until(lambda: browser.run("return document.querySelectorAll('.plot .main-svg').length"))
+    browser.until_drawn()
     browser.save(pictures, f"{page}-{size}-{'dark' if is_dark else 'light'}")
     assert browser.errors() == []
     assert browser.hosts() == {urlsplit(address).netloc}
     assert browser.run("return document.documentElement.scrollWidth") <= SIZES[size][0]
     background = browser.run("return getComputedStyle(document.body).backgroundColor")
     assert background == ("rgb(20, 23, 27)" if is_dark else "rgb(255, 255, 255)")
+
+
+@pytest.fixture(scope="module", params=["empty", "large"])
+def other(
+    browser: Browser, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, str]]:
+    """A database without requests, and one of five million; the kind, and the address."""
+    folder = tmp_path_factory.mktemp(request.param)
+    url = file_url(folder)
+    with Store(url) as store:
+        if request.param == "large":
+            fill_large(store)
+    policy = folder / "policy.toml"
+    policy.write_text(POLICY, encoding="utf-8")
+    with served(url, "--policy", str(policy), "--study-storage", make_study(folder)) as found:
+        browser.open("about:blank")  # the page before this waits for updates of a server that has ended
+        browser.errors()
+        browser.hosts()
+        yield request.param, found
+
+
+@pytest.mark.parametrize("size", ["phone", "wide"])
+@pytest.mark.parametrize("page", ["", "segment?segment=segment 07", "request", "decisions", "tuning"])
+def test_pages_of_nothing_and_of_five_million_requests(
+    browser: Browser, other: tuple[str, str], pictures: Path, page: str, size: str
+) -> None:
+    kind, address = other
+    browser.resize(*SIZES[size])
+    browser.dark(False)
+    browser.open(address + page)
+    browser.until_drawn()
+    browser.save(pictures, f"{kind}-{page.partition('?')[0] or 'overview'}-{size}")
+    assert browser.errors() == []
+    assert browser.hosts() == {urlsplit(address).netloc}
+    assert browser.run("return document.documentElement.scrollWidth") <= SIZES[size][0]
+    shown = browser.run("return document.querySelector('main').innerText")
+    if page in ("", "request", "decisions"):
+        assert ("No requests are recorded here yet" in shown) == (kind == "empty")
+    if kind == "large" and page == "":
+        assert "sums by the hour" in shown
+        assert browser.run("return document.querySelectorAll('.segments tbody tr').length") == 44
+
+
+def test_the_keyboard_is_enough(browser: Browser, address: str) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    def press(key: str) -> str:
+        ActionChains(browser.driver).send_keys(key).perform()
+        return str(browser.run("return document.activeElement.id || document.activeElement.className"))
+
+    browser.resize(*SIZES["wide"])
+    browser.open(address)
+    assert press(Keys.TAB) == "skip"
+    assert press(Keys.ENTER) == "main"
+    passed = []
+    while not passed or passed[-1] != "sort-segment":
+        passed.append(press(Keys.TAB))
+        assert len(passed) < 60, passed
+    assert "search" in passed
+    press(Keys.ENTER)
+    browser.until(lambda: "sort=segment" in browser.driver.current_url)
+
+
+def test_charts_and_their_tables_say_the_readers_own_time(browser: Browser, address: str) -> None:
+    browser.driver.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": "Asia/Kolkata"})
+    browser.open(address + "segment?segment=fast")
+    browser.until_drawn()
+    trace, time_, title = browser.run(
+        "const chart = document.querySelector('#chart-over-time'); const time = chart.querySelector('time');"
+        "return [chart.querySelector('.plot').data[0], time.textContent, time.title]"
+    )
+    assert trace["customdata"][0].startswith("Oct 24, 2026, 05:30")
+    assert trace["x"][0] == "2026-10-24T12:00:00Z"
+    assert "UTC" in trace["hovertemplate"]
+    assert (time_, title) == (trace["customdata"][0], "2026-10-24 12:00 UTC")
+    browser.driver.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": ""})
 
 
 def test_names_from_outside_do_nothing(browser: Browser, address: str) -> None:

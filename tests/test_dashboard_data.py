@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -16,16 +19,17 @@ from sqlalchemy.engine import Engine
 from autospec.cli.report import load_report as command_report
 from autospec.errors import ConfigurationError
 from autospec.telemetry.dashboard import reports
-from autospec.telemetry.dashboard.buckets import gaps, load_actions, load_traffic, span_of
+from autospec.telemetry.dashboard.buckets import load_actions, load_traffic, span_of
 from autospec.telemetry.dashboard.decisions import load_decisions
 from autospec.telemetry.dashboard.filters import Filters, parse
-from autospec.telemetry.dashboard.formats import count, duration, iso, percent
-from autospec.telemetry.dashboard.marks import LEAST_GAP, WIDTH, Axis
 from autospec.telemetry.dashboard.overview import Line, load_options, load_overview, ordered
 from autospec.telemetry.dashboard.remembered import Remembered
-from autospec.telemetry.dashboard.reports import load_report, newest_requests, stamp
+from autospec.telemetry.dashboard.reports import load_report, newest, newest_requests, stamp
 from autospec.telemetry.dashboard.request import cells, load_request
 from autospec.telemetry.dashboard.segment import interpolate, load_segment, survive
+from autospec.telemetry.dashboard.slices import Slice
+from autospec.telemetry.pages.formats import count, duration, iso, percent
+from autospec.telemetry.pages.marks import LEAST_GAP, WIDTH, Axis, gaps
 from autospec.telemetry.report import to_dict
 from autospec.telemetry.store import Store
 from tests.dashboard_stores import HERE, NOON, THERE, blocks, file_url, fill, pairs, record
@@ -159,7 +163,7 @@ class TestReports:
         monkeypatch.setattr(reports, "MOST_REQUESTS", 10)
         load_overview(store, EVERYTHING)
         load_options(store)
-        tables = {word.strip(",()") for text in statements for word in text.split("FROM ", 1)[-1].split()}
+        tables = {name for text in statements for name in re.findall(r"(?:FROM|JOIN) \(?(\w+)", text)}
         assert "hourly_requests" in tables
         assert "requests" not in tables
         assert "comparisons" not in tables
@@ -186,12 +190,13 @@ class TestReports:
         assert all("ix_requests_segment_started_at" in plan and "SCAN requests" not in plan for plan in plans), plans
 
     def test_newest_requests(self, store: Store) -> None:
-        assert [each.request_id for each in newest_requests(store, EVERYTHING)][:2] == [
-            f"{9_003:032x}",
-            f"{9_001:032x}",
-        ]
+        with store.reading() as connection:
+            found = [row.request_id for row in connection.execute(newest(store, EVERYTHING))]
+            there = connection.execute(newest(store, Filters(device=THERE.device))).all()
+        assert found[:2] == [f"{9_003:032x}", f"{9_001:032x}"]
+        assert len(there) == 1
         assert {each.segment for each in newest_requests(store, EVERYTHING, "slow")} == {"slow"}
-        assert len(newest_requests(store, Filters(device=THERE.device))) == 1
+        assert newest_requests(store, Filters(device=THERE.device), "slow") == []
 
     def test_the_stamp_changes_with_what_is_written(self, url: str) -> None:
         with Store(url) as store:
@@ -236,7 +241,7 @@ class TestBuckets:
 
     def test_hours_without_requests_are_gaps_and_no_zeros(self, url: str) -> None:
         with Store(url) as store:
-            assert span_of(store, EVERYTHING) is None
+            assert span_of(Slice(store, EVERYTHING)) is None
             records, _ = pairs("a", 1, 1.2)
             store.add(records)
             store.add([record(n, "a", is_control=n % 2 == 0, started_at=NOON + timedelta(hours=9)) for n in (900, 901)])
@@ -251,7 +256,7 @@ class TestBuckets:
             return
         with Store(url) as store:
             store.add([record(0, "a"), record(1, "a", started_at=NOON + timedelta(days=days))])
-            span = span_of(store, EVERYTHING)
+            span = span_of(Slice(store, EVERYTHING))
             assert span is not None
             assert 1 < span.count <= 60
             assert span.first <= NOON
@@ -267,6 +272,9 @@ class TestBuckets:
             store.add([record(n, "fresh", started_at=NOON + timedelta(days=9)) for n in (601, 603, 605, 607)])
             traffic = load_traffic(store, EVERYTHING)
             assert (traffic.stale_requests, traffic.requests) == (4, 8)
+            (together,) = load_traffic(store, EVERYTHING, together=True).by_segment.values()
+            assert sum(each.requests for each in together.sums.values()) == 8
+            assert sum(each.control_requests for each in together.sums.values()) == 3
             assert traffic.stale_share == 0.5
 
     def test_actions(self, store: Store) -> None:
@@ -417,6 +425,29 @@ class TestDecisions:
 
 
 class TestRemembered:
+    def test_what_several_ask_for_at_once_is_made_once(self) -> None:
+        found, made = Remembered(), iter(range(100))
+        is_making, may_end = threading.Event(), threading.Event()
+
+        def make() -> int:
+            is_making.set()
+            assert may_end.wait(10)
+            return next(made)
+
+        with ThreadPoolExecutor(3) as threads:
+            first = threads.submit(found.get, "a", "1", make)
+            assert is_making.wait(10)
+            others = [threads.submit(found.get, "a", "1", make) for _ in range(2)]
+            assert found.get("b", "1", lambda: "at once") == ("at once", "1")
+            may_end.set()
+            assert [each.result(10) for each in (first, *others)] == [(0, "1")] * 3
+
+    def test_who_waits_for_what_fails_tries_again(self) -> None:
+        found = Remembered()
+        with pytest.raises(ZeroDivisionError):
+            found.get("a", "1", lambda: 1 // 0)
+        assert found.get("a", "1", lambda: 7) == (7, "1")
+
     def test_results_are_kept_while_the_database_is_as_it_was(self) -> None:
         found = Remembered(most=2, slow_seconds=10.0)
         made = iter(range(100))

@@ -3,46 +3,26 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import optuna
 import pytest
+from sqlalchemy import make_url
 from starlette.testclient import TestClient
 
 from autospec.errors import AutospecError, ConfigurationError
 from autospec.telemetry.dashboard.app import create_app
-from autospec.telemetry.dashboard.tuning import DEFAULT, label, load_studies, load_tuning
+from autospec.telemetry.dashboard.tuning import DEFAULT, OPTUNA_DASHBOARD, label, load_studies, load_tuning
 from autospec.telemetry.store import Store
-from tests.dashboard_stores import file_url, pairs
-
-POLICY = """
-format = "autospec-policy"
-version = 1
-default = {source = "none", block_length = 0}
-[segments]
-fast = {source = "ngram", block_length = 2}
-"<img src=x>" = {policy = "goodput", settings = {discount = 0.9}}
-[made]
-by = "autospec tune"
-[made.speed_up]
-fast = [1.4, 1.2, 1.6]
-"""
+from tests.dashboard_stores import POLICY, file_url, make_study, pairs
 
 
 @pytest.fixture
 def study(tmp_path: Path) -> str:
-    """One candidate walked twice, one that is slower, one given up, one that failed."""
-    url = f"sqlite:///{tmp_path / 'study #1.db'}"
-    made = optuna.create_study(storage=url, study_name="<b>mine</b>")
-    for part, on in (({"source": "ngram", "block_length": 2}, 8.0), ({"source": "none", "block_length": 0}, 12.0)) * 2:
-        trial = made.ask()
-        trial.set_user_attr("part", part)
-        trial.set_user_attr("seconds", {"fast": [on, 12.0], "slow": [on / 4, 2.0]})
-        made.tell(trial, on / 12)
-    made.tell(made.ask(), state=optuna.trial.TrialState.PRUNED)
-    made.tell(made.ask(), state=optuna.trial.TrialState.FAIL)
-    return url
+    return make_study(tmp_path)
 
 
 @pytest.fixture
@@ -58,6 +38,13 @@ def policy(tmp_path: Path) -> Path:
     file = tmp_path / "policy.toml"
     file.write_text(POLICY, encoding="utf-8")
     return file
+
+
+def make_journal(folder: Path) -> Path:
+    journal = folder / "log"
+    backend = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))
+    optuna.create_study(storage=backend, study_name="logged")
+    return journal
 
 
 def test_train_held_out_and_measured(store: Store, study: str, policy: Path) -> None:
@@ -96,10 +83,7 @@ def test_an_empty_study_and_a_journal(tmp_path: Path) -> None:
     optuna.create_study(storage=url, study_name="empty")
     (found,) = load_studies(url)
     assert (dict(found.states), found.best) == ({}, ())
-    journal = tmp_path / "log"
-    backend = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))
-    optuna.create_study(storage=backend, study_name="logged")
-    assert [each.name for each in load_studies(f"journal:{journal}")] == ["logged"]
+    assert [each.name for each in load_studies(f"journal:{make_journal(tmp_path)}")] == ["logged"]
 
 
 def test_storages_that_cannot_be_read(tmp_path: Path) -> None:
@@ -131,6 +115,27 @@ def test_the_page(store: Store, study: str, policy: Path) -> None:
         assert words in shown
     assert "<img" not in text
     assert 'href="/tuning"' in client.get("/").text
+
+
+def test_a_link_to_optuna_dashboard_where_it_is_installed(
+    store: Store, study: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = TestClient(create_app(store, study_storage=study), base_url="http://127.0.0.1")
+    text = client.get("/tuning").text
+    assert "pip install optuna-dashboard" in text
+    assert OPTUNA_DASHBOARD not in text
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "optuna_dashboard.py").write_text("raise RuntimeError('only looked for')", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    text = client.get("/tuning").text
+    assert f'href="{OPTUNA_DASHBOARD}"' in text
+    found = re.search("<code>(optuna-dashboard .*?)</code>", unescape(text))
+    assert found is not None
+    _, storage = shlex.split(found.group(1))
+    assert make_url(storage).database == str(tmp_path / "study #1.db")
+    assert (
+        load_tuning(store, f"journal:{make_journal(tmp_path)}", None).command == f"optuna-dashboard {tmp_path / 'log'}"
+    )
 
 
 def test_the_page_is_there_only_when_asked_for(store: Store, policy: Path) -> None:

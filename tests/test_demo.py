@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sqlite3
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 import tiny
@@ -95,6 +97,36 @@ def test_killed_half_way_it_leaves_a_readable_database(tmp_path: Path) -> None:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     with Store(url, readonly=True) as store:
         assert len(list(store.requests())) >= 6
+
+
+@pytest.mark.model
+@pytest.mark.timeout(300)
+def test_its_last_line_opens_the_dashboard_when_it_is_pasted(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": "Say it.", "max_new_tokens": 4, "segment": "said"}) + "\n")
+    autospec_ = str(Path(sys.executable).parent / "autospec")
+    command = [autospec_, "demo", "--prompts", str(prompts), "--policy", "fixed:ngram:4", "--dtype", "float32"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    shown = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+    title, _, pasted = shown.splitlines()[-1].partition(" ")
+    assert title == "dashboard:"
+    assert pasted.endswith(" --open")
+    words = shlex.split(pasted.removesuffix("--open"))
+    with Store(f"sqlite:///{tmp_path / 'autospec-demo.db'}", readonly=True) as store:
+        treated = next(record.request_id for record in store.requests() if not record.is_control)
+    with subprocess.Popen(
+        [*words, "--port", "0"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stderr is not None
+            address = next(word for word in server.stderr.readline().split() if word.startswith("http://"))
+            with urlopen(address, timeout=60) as answer:
+                assert "said" in answer.read().decode()
+            with urlopen(f"{address}request?id={treated}", timeout=60) as answer:
+                assert 'class="strip"' in answer.read().decode()
+        finally:
+            server.terminate()
+            server.wait(60)
 
 
 def _rows(path: Path) -> int:

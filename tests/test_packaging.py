@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -85,8 +86,12 @@ def committed_files() -> list[Path]:
         names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
         paths = [ROOT / name for name in names if name]
     else:
-        paths = [path for path in ROOT.rglob("*") if not any(part.startswith(".") for part in path.parts)]
+        paths = [path for path in ROOT.rglob("*") if not any(_is_made(part) for part in path.parts)]
     return [path for path in paths if path.is_file() and not path.is_symlink()]
+
+
+def _is_made(part: str) -> bool:
+    return part.startswith(".") or part == "node_modules"
 
 
 def test_no_file_names_this_machine_or_a_registry_host() -> None:
@@ -125,6 +130,27 @@ def test_dev_lock_agrees_with_the_runtime_lock() -> None:
         return {pin for line in lines if (pin := line.split("#")[0].strip())}
 
     assert pins("requirements.lock") <= pins("requirements-dev.lock")
+
+
+def test_the_demonstration_can_end_with_the_dashboard() -> None:
+    """`make demo` installs the runtime's lock alone, and its last line opens the dashboard."""
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    names = {requirement.partition(">")[0] for requirement in extra["dashboard"]}
+    pinned = {line.partition("==")[0] for line in (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()}
+    assert names
+    assert sorted(names - pinned) == []
+
+
+def test_axe_core_is_pinned_by_its_hash_and_names_no_registry() -> None:
+    folder = ROOT / "tests" / "axe"
+    asked = json.loads((folder / "package.json").read_text(encoding="utf-8"))["dependencies"]["axe-core"]
+    locked = json.loads((folder / "package-lock.json").read_text(encoding="utf-8"))["packages"]
+    assert set(locked) == {"", "node_modules/axe-core"}
+    axe = locked["node_modules/axe-core"]
+    assert re.fullmatch(r"\d+\.\d+\.\d+", asked)
+    assert axe["version"] == asked
+    assert re.fullmatch(r"sha512-[A-Za-z0-9+/]{86}==", axe["integrity"])
+    assert "resolved" not in axe
 
 
 def test_wheel_carries_all_parts(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from html.parser import HTMLParser
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -14,10 +15,12 @@ import pytest
 from autospec.errors import ConfigurationError
 from autospec.telemetry.bootstrap import paired_interval, unpaired_interval
 from autospec.telemetry.labels import clip, columns, visible
+from autospec.telemetry.pages.marks import WIDTH
 from autospec.telemetry.report import build_report, to_dict, to_html, to_text
 from autospec.telemetry.rows import Report, SegmentRow
 from autospec.types import Comparison, Deployment, PhaseSeconds, RequestRecord
 
+ROOT = Path(__file__).parents[1]
 HOSTILE = [
     "<img src=x onerror=alert(1)>",
     "</script><!--<script>&\"'",
@@ -434,27 +437,50 @@ class TestRendering:
         assert "y" * 100 not in text
         text.encode()
 
-    def test_the_plot_is_well_formed_and_has_a_line_at_one(self) -> None:
-        found = re.search(r"<svg.*?</svg>", to_html(self.report()), re.DOTALL)
-        assert found is not None
-        plot = ElementTree.fromstring(found.group(0))
-        assert len(plot.findall(".//circle")) == len(HOSTILE)  # none over all: nothing here is paired
-        assert len(plot.findall(".//line[@class='one']")) == 1
-        one = float(plot.findall(".//line[@class='one']")[0].get("x1", "nan"))
-        for group in plot.findall("g"):
-            place = float(group.findall("circle")[0].get("cx", "nan"))
-            ends = [float(group.findall("line")[0].get(end, "nan")) for end in ("x1", "x2")]
-            assert ends[0] <= place <= ends[1]
-            kind = group.get("class")
-            assert kind != "faster" or ends[0] > one
-            assert kind != "slower" or ends[1] < one
+    def test_every_row_has_its_place_on_an_axis_with_a_line_at_one(self) -> None:
+        found = re.findall(r'<svg class="dot.*?</svg>', to_html(self.report()), re.DOTALL)
+        plots = [ElementTree.fromstring(text) for text in found]
+        assert len(plots) == len(HOSTILE) + 1
+        assert sum(len(plot.findall("path")) for plot in plots) == len(HOSTILE)
+        for plot in plots:
+            (line,) = plot.findall("line[@class='one']")
+            one = float(line.get("x1", "nan"))
+            for interval in plot.findall("line[@class='interval']"):
+                ends = [float(interval.get(end, "nan")) for end in ("x1", "x2")]
+                shape = re.match(r"M([0-9.]+) ", plot.findall("path")[0].get("d", ""))
+                assert shape is not None
+                assert ends[0] <= float(shape.group(1)) <= ends[1]
+                kind = plot.get("class", "").removeprefix("dot ")
+                assert kind in ("faster", "slower", "unclear")
+                assert kind != "faster" or ends[0] > one
+                assert kind != "slower" or ends[1] < one
+
+    def test_it_looks_like_the_dashboard(self) -> None:
+        """The same facts, table, marks, definitions and style, the worst first."""
+        text = to_html(self.report())
+        assert (ROOT / "telemetry" / "pages" / "static" / "style.css").read_text(encoding="utf-8") in text
+        assert '<dl class="facts">' in text
+        assert 'data-definition="control seconds per output token' in text
+        first = re.findall(r'<svg class="dot (\w+)"', text)
+        order = ["slower", "unclear", "faster"]
+        assert first == sorted(first, key=order.index)
+        assert "\u25b2</span> faster" in text
+
+    def test_other_groups_have_their_names(self) -> None:
+        report = build_report(*paired(6, 1.5), group_by=("segment", "decoding"))
+        shown = " ".join(Page(to_html(report)).texts)
+        assert "Speed-up by segment and decoding" in shown
+        assert "greedy" in shown
+        assert "Speed-up" in " ".join(Page(to_html(build_report(*paired(6, 1.5), group_by=()))).texts)
 
     def test_extreme_speed_ups_stay_inside_the_plot(self) -> None:
         requests = [control(f"c{i}", 10, 1.0, segment=name) for name in "ab" for i in range(3)]
         requests += [request(f"a{i}", 10, 1e-6, segment="a") for i in range(3)]
         requests += [request(f"b{i}", [0, 0, 1][i], 1e6, segment="b") for i in range(3)]
-        places = re.findall(r' (?:cx|x1|x2)="([^"]+)"', to_html(build_report(requests, [])))
-        assert all(0 <= float(place) <= 800 for place in places)
+        text = to_html(build_report(requests, []))
+        places = re.findall(r' (?:cx|x1|x2|d)="M?([0-9.]+)', text)
+        assert len(places) > 4
+        assert all(0 <= float(place) <= WIDTH for place in places)
 
     def test_empty(self) -> None:
         assert "No requests are recorded here yet." in to_text(self.empty())

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import click
 
+from autospec.cli.extras import install_command
+
 SHUTDOWN_SECONDS = 5
 
 
@@ -34,6 +36,12 @@ SHUTDOWN_SECONDS = 5
     show_envvar=True,
     help="A file of `autospec tune`: a page shows it beside what was measured.",
 )
+@click.option(
+    "--tokenizer",
+    default=None,
+    show_envvar=True,
+    help="Of the target, a folder or hub id: tokens that were recorded are shown as text.",
+)
 @click.option("--open", "opens", is_flag=True, show_envvar=True, help="Open it in the browser.")
 def command(
     store: str,
@@ -44,6 +52,7 @@ def command(
     allowed_hosts: tuple[str, ...],
     study_storage: str | None,
     policy_file: Path | None,
+    tokenizer: str | None,
     opens: bool,
 ) -> None:
     """Show speed-up and slow-down by segment in the browser, from a telemetry database that is opened read-only.
@@ -64,14 +73,20 @@ def command(
 
         from autospec.telemetry.dashboard.app import create_app
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("jinja2", "plotly", "starlette", "uvicorn"):
+        if (error.name or "").partition(".")[0] not in ("plotly", "starlette", "uvicorn"):
             raise
-        raise ConfigurationError(
-            f"the dashboard needs {error.name}: pip install 'autospec-decoding[dashboard]'"
-        ) from error
+        how = install_command("dashboard") or "pip install 'autospec-decoding[dashboard]'"
+        raise ConfigurationError(f"the dashboard needs {error.name}: {how}") from error
     names = allowed_hosts if is_loopback(host) else (*allowed_hosts, host, socket.gethostname())
     with Store(store, readonly=True) as opened, listen(host, port) as listening:
-        app = create_app(opened, token=token, allowed_hosts=names, study_storage=study_storage, policy_file=policy_file)
+        app = create_app(
+            opened,
+            token=token,
+            allowed_hosts=names,
+            study_storage=study_storage,
+            policy_file=policy_file,
+            tokenizer=tokenizer,
+        )
         address = address_of(host, listening.getsockname()[1])
         click.echo(f"autospec dashboard: {address} (Ctrl+C ends it)", err=True)
         if opens:

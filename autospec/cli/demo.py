@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+from autospec.cli.extras import install_command
 from autospec.cli.loading import assistant_for, backend_option, load_models, prompts_option, target_option
 from autospec.cli.report import load_report, print_report
 
@@ -88,6 +90,7 @@ def command(
         chosen = _first_of_each_segment(chosen, limit)
     # what cannot be used is better known before minutes of work than after them
     Store(store).close()
+    Store(store, readonly=True).close()  # the report and the dashboard open it anew
     assistant = assistant_for(target, assistant)
     names = ["ngram", *(["assistant"] if assistant is not None else [])]
     make_policy(policy, names, Unmeasured)
@@ -117,14 +120,22 @@ def command(
         click.echo("\ninterrupted: this is what was measured until now", err=True)
     print_report(load_report(store, run, ("segment",)), "json" if json else "text", html)
     notes = [
-        f"database: {store} (run {run})",
-        f"report:   {html}",
-        f"again:    {sys.argv[0]} report --store {store} --run {run}",
+        f"database:  {store} (run {run})",
+        f"report:    {html}",
+        f"again:     {shlex.join([sys.argv[0], 'report', '--store', store, '--run', run])}",
+        f"dashboard: {dashboard_command(store)}",
     ]
     for note in notes:
         click.echo(note, err=json)
     if not is_whole:
         sys.exit(130)
+
+
+def dashboard_command(store: str) -> str:
+    """Opens the dashboard on the database, once what it needs is installed."""
+    install = install_command("dashboard")
+    show = shlex.join([sys.argv[0], "dashboard", "--store", store, "--open"])
+    return show if install is None else f"{install} && {show}"
 
 
 def _first_of_each_segment(prompts: list[Any], limit: int) -> list[Any]:

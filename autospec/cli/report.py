@@ -101,7 +101,11 @@ def load_report(
         if basis == "hours" and not can_sum:
             groups = ", ".join(hourly.KEYS)
             raise ConfigurationError(f"--basis hours knows no runs, full hours alone, and these groups: {groups}")
-        if basis == "auto" and can_sum and hourly.num_requests(opened, since, until) > MOST_REQUESTS:
+        if (
+            basis == "auto"
+            and can_sum
+            and hourly.num_requests(opened, since, until, enough=MOST_REQUESTS) > MOST_REQUESTS
+        ):
             basis = "hours"
         if basis == "hours":
             return hourly.build_hourly_report(opened, group_by=group_by, since=since, until=until)

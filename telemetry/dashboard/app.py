@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import re
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
@@ -13,6 +16,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qs, parse_qsl
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -26,25 +30,34 @@ from starlette.responses import (
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from autospec.errors import AutospecError, ConfigurationError
-from autospec.telemetry.dashboard import drift_charts, marks, segment_charts
+from autospec.errors import AutospecError, ConfigurationError, ModelError
+from autospec.telemetry.dashboard import drift_charts, segment_charts
 from autospec.telemetry.dashboard.decisions import load_decisions
-from autospec.telemetry.dashboard.definitions import DEFINITIONS
 from autospec.telemetry.dashboard.filters import DECODINGS, PERIODS, Filters, parse
 from autospec.telemetry.dashboard.live import changes
-from autospec.telemetry.dashboard.overview import SORTS, load_options, load_overview, ordered
+from autospec.telemetry.dashboard.overview import Options, Overview, Sorting, load_options, load_overview, ordered
 from autospec.telemetry.dashboard.remembered import Remembered
 from autospec.telemetry.dashboard.rendering import render
-from autospec.telemetry.dashboard.reports import load_report, stamp
-from autospec.telemetry.dashboard.request import CELLS, load_request
+from autospec.telemetry.dashboard.reports import load_report, load_segments, stamp
+from autospec.telemetry.dashboard.request import CELLS, MOST_TOKENS, is_empty, load_request
 from autospec.telemetry.dashboard.security import COOKIE, HEADERS, Secured, check_token, cookie_of, is_same
 from autospec.telemetry.dashboard.segment import load_segment
-from autospec.telemetry.dashboard.tuning import label, load_tuning
+from autospec.telemetry.dashboard.tokens import Decoder, texts_of
+from autospec.telemetry.dashboard.tuning import OPTUNA_DASHBOARD, label, load_tuning
+from autospec.telemetry.explain import LAST
+from autospec.telemetry.pages import marks
+from autospec.telemetry.pages.definitions import DEFINITIONS
 from autospec.telemetry.render_csv import to_csv
 from autospec.telemetry.render_json import to_dict
+from autospec.telemetry.rows import Report
 from autospec.telemetry.store import Store
 
+_log = logging.getLogger("autospec.telemetry")
+
 HERE = Path(__file__).parent
+PAGES = "autospec.telemetry.pages"
+"""Has what these pages share with the report's."""
+
 PLOTLY = Path(str(files("plotly"))) / "package_data" / "plotly.min.js"
 MOST_FORM_BYTES = 4_096
 MOST_FIELDS = 100
@@ -60,25 +73,41 @@ def create_app(
     allowed_hosts: Collection[str] = (),
     study_storage: str | None = None,
     policy_file: Path | None = None,
+    tokenizer: str | None = None,
 ) -> Starlette:
     """The dashboard, to be served alone or mounted into another ASGI application.
 
     Args:
-        store: the database, or its URL, which is then opened read-only. Nothing is ever written to it.
+        store: the database, or its URL. It is opened anew, read-only, so that nothing is ever written; only one in
+            memory, which nobody else can open, is read through the store itself.
         token: asked for in the header `Authorization: Bearer ...`, or once on a page that sets a cookie; None: nobody
             is asked. An application that it is mounted into may ask in its own way.
         allowed_hosts: names under which it is reached, besides addresses and `localhost`; `*`: any.
         study_storage: of `autospec tune`, for the page on tuning.
         policy_file: the same.
+        tokenizer: folder, hub id or known name of the target's tokenizer, by which recorded tokens are shown as text.
+            It is loaded when it is first needed; of a folder, from nowhere else.
 
     Raises:
         ConfigurationError: the URL is of another kind, or the token is too short.
+        ModelError: there is no such tokenizer.
         StoreError: the database cannot be used.
     """
     check_token(token)
-    opened = Store(store, readonly=True) if isinstance(store, str) else store
-    pages = Pages(opened, token, study_storage, policy_file)
+    decoder = None if tokenizer is None else Decoder(tokenizer)
+    opened = _opened(store)
+    pages = Pages(opened, token, study_storage, policy_file, decoder)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        warming = asyncio.create_task(run_in_threadpool(pages.warm_up))
+        yield
+        await warming
+        if opened is not store:
+            opened.close()
+
     app = Starlette(
+        lifespan=lifespan,
         routes=[
             Route("/", pages.overview),
             Route("/segment", pages.segment),
@@ -91,7 +120,7 @@ def create_app(
             Route("/events", pages.events),
             Route("/login", pages.login, methods=["GET", "POST"]),
             Route("/static/plotly.min.js", pages.plotly),
-            Mount("/static", StaticFiles(directory=HERE / "static")),
+            Mount("/static", StaticFiles(directory=HERE / "static", packages=[(PAGES, "static")])),
         ],
         middleware=[Middleware(Secured, token=token, hosts=allowed_hosts)],
         exception_handlers={HTTPException: pages.refused, AutospecError: pages.refused, Exception: pages.broken},
@@ -104,20 +133,37 @@ class Pages:
     """Answers to addresses."""
 
     def __init__(
-        self, store: Store, token: str | None = None, study_storage: str | None = None, policy_file: Path | None = None
+        self,
+        store: Store,
+        token: str | None = None,
+        study_storage: str | None = None,
+        policy_file: Path | None = None,
+        decoder: Decoder | None = None,
     ) -> None:
         self._store = store
         self._token = token
         self._study_storage = study_storage
         self._policy_file = policy_file
+        self._decoder = decoder
         self.has_tuning = study_storage is not None or policy_file is not None
         self._remembered = Remembered()
+
+    def warm_up(self) -> None:
+        """Reads what the first page will most likely ask for, before it does."""
+        try:
+            self._load_overview(Filters())
+            self._options(stamp(self._store))
+        except AutospecError as error:
+            _log.warning("the database cannot be read: %s", error)
 
     def overview(self, request: Request) -> Response:
         filters, others = _read(request, ("sort", "search"))
         sort, search = others.get("sort", "speed-up"), others.get("search", "")
-        found, now = self._load("overview", filters, lambda: load_overview(self._store, filters))
+        found, now = self._load_overview(filters)
         lines = ordered(found.lines, sort, search)
+        rows = [line.row for line in lines]
+        address = self._addresses(request, filters)
+        sorting = Sorting(sort, lambda key: address("/", search=search, sort=f"-{key}" if sort == key else key))
         return self._page(
             request,
             "overview.html",
@@ -127,11 +173,12 @@ class Pages:
             keep={"sort": others.get("sort"), "search": search},
             found=found,
             row=found.report.all,
-            lines=lines,
+            rows=rows,
             axis=marks.axis_of([line.row for line in found.lines]),
-            sort=sort,
+            sorting=sorting,
             search=search,
-            sorts=tuple(SORTS),
+            open_segment=lambda name: address("/segment", segment=name),
+            trends={line.name: line.times.speed_ups for line in lines if line.times is not None},
         )
 
     def segment(self, request: Request) -> Response:
@@ -165,14 +212,33 @@ class Pages:
 
     def request(self, request: Request) -> Response:
         filters, others = _read(request, ("id",))
-        found = load_request(self._store, others.get("id", "last"))
-        keep = {"id": found.record.request_id}
-        values = {"page": "request", "keep": keep, "found": found, "record": found.record, "cells": CELLS}
-        return self._page(request, "request.html", filters, stamp(self._store), **values)
+        if others.get("id", LAST) == LAST and is_empty(self._store):
+            values = {"page": "request", "keep": {}}
+            return self._page(request, "no_request.html", Filters(), stamp(self._store), **values)
+        found = load_request(self._store, others.get("id", LAST))
+        texts, trouble = None, None
+        try:
+            texts = None if self._decoder is None else texts_of(found, self._decoder)
+        except ModelError as error:
+            trouble = str(error)
+        return self._page(
+            request,
+            "request.html",
+            filters,
+            stamp(self._store),
+            page="request",
+            keep={"id": found.record.request_id},
+            found=found,
+            record=found.record,
+            cells=CELLS,
+            most_tokens=MOST_TOKENS,
+            texts=texts,
+            trouble=trouble,
+        )
 
     def decisions(self, request: Request) -> Response:
         filters, _ = _read(request)
-        found, now = self._load("decisions", filters, lambda: load_decisions(self._store, filters))
+        found, now = self._load("decisions", filters, lambda: load_decisions(self._store, filters, self._segments))
         shown = []
         if found.actions.blocks:
             shown.append(drift_charts.actions_over_time(found.actions))
@@ -188,7 +254,7 @@ class Pages:
     def tuning(self, request: Request) -> Response:
         filters, _ = _read(request)
         found = load_tuning(self._store, self._study_storage, self._policy_file)
-        values = {"page": "tuning", "keep": {}, "found": found, "label": label}
+        values = {"page": "tuning", "keep": {}, "found": found, "label": label, "optuna_dashboard": OPTUNA_DASHBOARD}
         return self._page(request, "tuning.html", filters, stamp(self._store), **values)
 
     def definitions(self, request: Request) -> Response:
@@ -264,31 +330,46 @@ class Pages:
         text = "this page failed; the server's log says why"
         return HTMLResponse(render("error.html", {**values, "text": text}), status_code=500, headers=HEADERS)
 
+    def _load_overview(self, filters: Filters) -> tuple[Overview, str]:
+        return self._load("overview", filters, lambda: load_overview(self._store, filters, self._segments))
+
+    def _segments(self, store: Store, filters: Filters) -> Report:
+        """The report that several pages are made of."""
+        return self._load("segments", filters, lambda: load_segments(store, filters))[0]
+
+    def _options(self, now: str) -> Options:
+        options, _ = self._remembered.get("options", now, lambda: load_options(self._store))
+        return options
+
     def _load(self, name: str, filters: Filters, make: Callable[[], T]) -> tuple[T, str]:
         return self._remembered.get((name, filters), stamp(self._store), make)
 
     def _page(self, request: Request, template: str, filters: Filters, now: str, **values: Any) -> Response:
-        options, _ = self._remembered.get("options", now, lambda: load_options(self._store))
+        shared = {
+            "filter_values": dict(parse_qsl(filters.query())),
+            "address": self._addresses(request, filters),
+            "base": request.scope.get("root_path", ""),
+            "decodings": DECODINGS,
+            "filters": filters,
+            "has_tuning": self.has_tuning,
+            "options": self._options(now),
+            "periods": tuple(PERIODS),
+            "plotly_style": plotly_style,
+            "place": self._store.url,
+            "stamp": now,
+        }
+        return HTMLResponse(render(template, {**shared, **values}))
+
+    @staticmethod
+    def _addresses(request: Request, filters: Filters) -> Callable[..., str]:
+        """Writes addresses of pages, with the filters in them."""
         base = request.scope.get("root_path", "")
 
         def address(path: str, **changes: str | None) -> str:
             query = filters.query(**changes)
             return f"{base}{path}?{query}" if query else f"{base}{path}"
 
-        shared = {
-            "filter_values": dict(parse_qsl(filters.query())),
-            "address": address,
-            "base": base,
-            "decodings": DECODINGS,
-            "filters": filters,
-            "has_tuning": self.has_tuning,
-            "options": options,
-            "periods": tuple(PERIODS),
-            "plotly_style": plotly_style(),
-            "place": self._store.url,
-            "stamp": now,
-        }
-        return HTMLResponse(render(template, {**shared, **values}))
+        return address
 
 
 @cache
@@ -296,6 +377,13 @@ def plotly_style() -> str | None:
     """The id of a style element that Plotly makes for maps, unless one is there: the pages have one, and no maps."""
     found = re.search(rb'getElementById\("([0-9a-f]{64})"\)', PLOTLY.read_bytes())
     return found and found.group(1).decode("ascii")
+
+
+def _opened(store: Store | str) -> Store:
+    """The database for reading only."""
+    if isinstance(store, str):
+        return Store(store, readonly=True)
+    return store if store.readonly or not store.is_lasting else store.reopened()
 
 
 def _read(request: Request, others: Collection[str] = ()) -> tuple[Filters, dict[str, str]]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import pairwise
 from typing import Any
 
-from sqlalchemy import BigInteger, func, select, type_coerce
+from sqlalchemy import BigInteger, func, literal, select, type_coerce
 
 from autospec.telemetry.dashboard.filters import Filters
-from autospec.telemetry.dashboard.slices import Slice, between
+from autospec.telemetry.dashboard.slices import Slice
 from autospec.telemetry.dashboard_queries import Hour
 from autospec.telemetry.rows import ratio
 from autospec.telemetry.schema import HourlyActions, HourlyRequests, from_microseconds, to_microseconds
@@ -20,11 +19,17 @@ from autospec.types import NONE, Action
 
 MOST_BUCKETS = 60
 STEPS_IN_HOURS = (1, 2, 3, 6, 12, 24, 48, 96, 168, 336, 672)
+ALL = ""
 FRESH = timedelta(days=7)
 """A control request older than this, before the newest request, is no fresh one."""
 
 _MICROSECOND = timedelta(microseconds=1)
 _HOUR = timedelta(hours=1)
+
+Sums = Sequence[Any]
+"""Requests, output tokens, seconds, blocks and their tokens: numbers of the database's kinds."""
+
+_NO_SUMS = (0, 0, 0.0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +91,14 @@ class ActionTimes:
     plain_seconds: Mapping[int, float]  # by stretch, of a plain target step
 
 
-def span_of(store: Store, filters: Filters, segment: str | None = None, latest: timedelta | None = None) -> Span | None:
+def span_of(part: Slice, latest: timedelta | None = None) -> Span | None:
     """The hours with requests, between the filters' times, in at most MOST_BUCKETS stretches; or the latest of them."""
-    query = between(select(func.min(HourlyRequests.hour), func.max(HourlyRequests.hour)), HourlyRequests.hour, filters)
-    with Slice(store, filters, segment).reading() as connection:
-        first, last = connection.execute(query).one()
-    if first is None:
+    ends = []
+    for end in (func.min, func.max):  # each by itself is found at once by the index
+        ((found,),) = part.rows(select(end(HourlyRequests.hour)), HourlyRequests)
+        ends.append(found)
+    first, last = ends
+    if first is None or last is None:
         return None
     if latest is not None:
         first = max(first, last + _HOUR - latest)
@@ -105,7 +112,12 @@ def span_of(store: Store, filters: Filters, segment: str | None = None, latest: 
 
 
 def load_traffic(
-    store: Store, filters: Filters, segment: str | None = None, latest: timedelta | None = None
+    store: Store,
+    filters: Filters,
+    segment: str | None = None,
+    latest: timedelta | None = None,
+    *,
+    together: bool = False,
 ) -> Traffic:
     """Requests, tokens and seconds by segment and stretch, those of both sides.
 
@@ -114,72 +126,62 @@ def load_traffic(
         filters: which requests.
         segment: only this one.
         latest: how much of the end of the time range is read; None: all.
+        together: sum all segments up, under the name ALL. A speed-up over them would compare unlike traffic.
 
     Raises:
         StoreError: the database cannot be read.
     """
-    span = span_of(store, filters, segment, latest)
+    part = Slice(store, filters, segment)
+    span = span_of(part, latest)
     if span is None:
         return Traffic(None, {}, 0, 0, None)
     table = HourlyRequests
-    keys = [table.segment, _number(table.hour, span), table.is_control]
-    names = ["requests", "output_tokens", "total_seconds", "blocks", "block_tokens"]
-    query = select(
-        *keys, *(func.sum(getattr(table, name)).label(name) for name in names), func.max(table.hour).label("last")
-    ).group_by(*keys)
+    name: Any = literal(ALL) if together else table.segment
+    keys = [name.label("name"), _number(table.hour, span), table.is_control]
+    numbers = [table.requests, table.output_tokens, table.total_seconds, table.blocks, table.block_tokens]
+    last = func.max(type_coerce(table.hour, BigInteger))
+    query = select(*keys, last, *map(func.sum, numbers)).group_by(*keys[together:])
     if latest is not None:
         query = query.where(table.hour >= span.first)
-    found: dict[str, dict[int, dict[bool, Any]]] = {}
-    lasts: dict[tuple[str, bool], datetime] = {}
-    with Slice(store, filters, segment).reading() as connection:
-        for row in connection.execute(between(query, table.hour, filters)):
-            found.setdefault(row.segment, {}).setdefault(int(row.bucket), {})[row.is_control] = row
-            key = row.segment, row.is_control
-            lasts[key] = max(lasts.get(key, row.last), row.last)
-    newest = max(lasts.values())
     base = to_microseconds(span.first) // (span.step // _MICROSECOND)
-    times = {
-        name: _times(name, {bucket - base: sides for bucket, sides in buckets.items()}, span)
-        for name, buckets in found.items()
-    }
+    found: dict[str, dict[int, dict[bool, Sums]]] = {}
+    lasts: dict[tuple[str, bool], int] = {}  # microseconds since 1970
+    for name, bucket, is_control, hour, *sums in part.rows(query, table):
+        found.setdefault(name, {}).setdefault(int(bucket) - base, {})[is_control] = sums
+        lasts[name, is_control] = max(lasts.get((name, is_control), hour), hour)
+    newest, fresh = max(lasts.values()), FRESH // _MICROSECOND
+    times = {name: _times(name, buckets, span) for name, buckets in found.items()}
     requests = {name: sum(each.requests for each in times[name].sums.values()) for name in times}
-    stale = [name for name in times if (name, True) not in lasts or newest - lasts[name, True] > FRESH]
-    return Traffic(span, times, sum(requests[name] for name in stale), sum(requests.values()), newest)
+    stale = [name for name in times if newest - lasts.get((name, True), newest - fresh - 1) > fresh]
+    return Traffic(
+        span, times, sum(requests[name] for name in stale), sum(requests.values()), from_microseconds(newest)
+    )
 
 
-def _times(segment: str, buckets: Mapping[int, Mapping[bool, Any]], span: Span) -> Times:
-    sums = {}
+def _times(segment: str, buckets: Mapping[int, Mapping[bool, Sums]], span: Span) -> Times:
+    found = {}
     for number, sides in buckets.items():
-        treated, control = sides.get(False), sides.get(True)
-        sums[number] = Hour(
+        requests, tokens, seconds, blocks, block_tokens = sides.get(False, _NO_SUMS)
+        control_requests, control_tokens, control_seconds, *_ = sides.get(True, _NO_SUMS)
+        found[number] = Hour(
             hour=span.first + number * span.step,
             segment=segment,
-            requests=int(_of(treated, "requests")),
-            output_tokens=int(_of(treated, "output_tokens")),
-            seconds=float(_of(treated, "total_seconds")),
-            control_requests=int(_of(control, "requests")),
-            control_output_tokens=int(_of(control, "output_tokens")),
-            control_seconds=float(_of(control, "total_seconds")),
-            blocks=int(_of(treated, "blocks")),
-            block_tokens=int(_of(treated, "block_tokens")),
+            requests=int(requests),
+            output_tokens=int(tokens),
+            seconds=float(seconds),
+            control_requests=int(control_requests),
+            control_output_tokens=int(control_tokens),
+            control_seconds=float(control_seconds),
+            blocks=int(blocks),
+            block_tokens=int(block_tokens),
         )
-    return Times(span, sums)
-
-
-def merged(traffic: Traffic) -> Times | None:
-    """All segments together: sums first. Speed-up over them would compare unlike traffic, and is for one segment."""
-    if traffic.span is None:
-        return None
-    parts: dict[int, list[Hour]] = {}
-    for times in traffic.by_segment.values():
-        for number, each in times.sums.items():
-            parts.setdefault(number, []).append(each)
-    return Times(traffic.span, {number: _sum(found) for number, found in parts.items()})
+    return Times(span, found)
 
 
 def load_actions(store: Store, filters: Filters, segment: str | None = None) -> ActionTimes:
     """Blocks by action and stretch; none where the filters ask for more than a time range."""
-    span = span_of(store, filters, segment)
+    part = Slice(store, filters, segment)
+    span = span_of(part)
     if span is None:
         return ActionTimes(None, {}, {})
     table = HourlyActions
@@ -190,13 +192,12 @@ def load_actions(store: Store, filters: Filters, segment: str | None = None) -> 
     base = to_microseconds(span.first) // (span.step // _MICROSECOND)
     blocks: dict[str, dict[int, int]] = {}
     plain: dict[int, float] = {}
-    with Slice(store, filters, segment).reading() as connection:
-        for row in connection.execute(between(query, table.hour, filters)):
-            label, number = action_label(row.source, row.block_length), int(row.bucket) - base
-            counts = blocks.setdefault(label, {})
-            counts[number] = counts.get(number, 0) + int(row.blocks)
-            if label == NONE and row.seconds > 0:
-                plain[number] = float(row.seconds) / int(row.blocks)
+    for row in part.rows(query, table):
+        label, number = action_label(row.source, row.block_length), int(row.bucket) - base
+        counts = blocks.setdefault(label, {})
+        counts[number] = counts.get(number, 0) + int(row.blocks)
+        if label == NONE and row.seconds > 0:
+            plain[number] = float(row.seconds) / int(row.blocks)
     return ActionTimes(span, blocks, plain)
 
 
@@ -204,28 +205,7 @@ def action_label(source: str, block_length: int) -> str:
     return Action(source, block_length).label if block_length else NONE
 
 
-def gaps(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
-    """Runs of values with their places: a line is drawn within each, and none across a gap."""
-    runs: list[list[tuple[int, float]]] = []
-    there = [(place, value) for place, value in enumerate(values) if value is not None]
-    for before, now in pairwise([(-2, 0.0), *there]):
-        if now[0] - before[0] > 1:
-            runs.append([])
-        runs[-1].append(now)
-    return runs
-
-
-def _sum(parts: Sequence[Hour]) -> Hour:
-    counts = ("requests", "output_tokens", "seconds", "control_requests", "control_output_tokens", "control_seconds")
-    names = (*counts, "blocks", "block_tokens")
-    return Hour(hour=parts[0].hour, segment="", **{name: sum(getattr(each, name) for each in parts) for name in names})
-
-
 def _number(hour: Any, span: Span) -> Any:
     """Stretches since 1970, in SQL."""
     time, step = type_coerce(hour, BigInteger), span.step // _MICROSECOND
     return ((time - time % step) // step).label("bucket")
-
-
-def _of(row: Any, name: str) -> Any:
-    return 0 if row is None else getattr(row, name) or 0

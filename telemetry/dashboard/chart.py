@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from autospec.telemetry.labels import visible
-from autospec.telemetry.plot import TICKS
+from autospec.telemetry.pages.marks import TICKS
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "triangle-up", "diamond", "cross", "x")

@@ -11,13 +11,13 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from autospec.telemetry.dashboard.buckets import ActionTimes, Times, load_actions, load_traffic, merged
+from autospec.telemetry.dashboard.buckets import ALL, ActionTimes, Times, load_actions, load_traffic
 from autospec.telemetry.dashboard.filters import Filters
-from autospec.telemetry.dashboard.reports import load_report, newest_requests
+from autospec.telemetry.dashboard.reports import LoadReport, load_segments, newest
 from autospec.telemetry.rows import Report, ratio
-from autospec.telemetry.schema import PolicyStateRow
+from autospec.telemetry.schema import PolicyStateRow, RequestRow
 from autospec.telemetry.store import STATE_KEY, Store, read_state
-from autospec.types import PolicyState, RequestRecord
+from autospec.types import PolicyState
 
 EXPLORING = frozenset(["explore", "probe"])
 """Kinds of reasons of blocks that were chosen to learn something."""
@@ -40,13 +40,21 @@ class Trip:
 
 
 @dataclass(frozen=True, slots=True)
+class Decided:
+    """What was decided in one request."""
+
+    decisions: Mapping[str, int]  # as in RequestRecord
+    fallback_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Decisions:
     report: Report  # by segment
     traffic: Times | None  # all segments together: counts only
     actions: ActionTimes
     trips: tuple[Trip, ...]
     damaged_states: int
-    newest: tuple[RequestRecord, ...]  # at most reports.NEWEST, control requests included
+    newest: tuple[Decided, ...]  # at most reports.NEWEST, control requests included
 
     @property
     def is_empty(self) -> bool:
@@ -81,27 +89,38 @@ class Decisions:
         return Counter(record.fallback_reason for record in self.newest if record.fallback_reason is not None)
 
 
-def load_decisions(store: Store, filters: Filters) -> Decisions:
+def load_decisions(store: Store, filters: Filters, load: LoadReport = load_segments) -> Decisions:
     """Actions, shares, guard trips and calibration.
+
+    Args:
+        store: the database.
+        filters: which requests.
+        load: reads the report.
 
     Raises:
         ConfigurationError: the filters ask for too many requests one by one.
         StoreError: the database cannot be read.
     """
     with ThreadPoolExecutor(3) as threads:  # each reads for itself, and databases do that side by side
-        report = threads.submit(load_report, store, filters, with_positions=False)
-        traffic = threads.submit(load_traffic, store, filters)
+        report = threads.submit(load, store, filters)
+        traffic = threads.submit(load_traffic, store, filters, together=True)
         actions = threads.submit(load_actions, store, filters)
         trips, damaged = load_trips(store)
-        newest = newest_requests(store, filters)
+        decided = _load_newest(store, filters)
     return Decisions(
         report=report.result(),
-        traffic=merged(traffic.result()),
+        traffic=traffic.result().by_segment.get(ALL),
         actions=actions.result(),
         trips=tuple(trips),
         damaged_states=damaged,
-        newest=tuple(newest),
+        newest=tuple(decided),
     )
+
+
+def _load_newest(store: Store, filters: Filters) -> list[Decided]:
+    query = newest(store, filters).with_only_columns(RequestRow.decisions, RequestRow.fallback_reason)
+    with store.reading() as connection:
+        return [Decided(row.decisions or {}, row.fallback_reason) for row in connection.execute(query)]
 
 
 def load_trips(store: Store) -> tuple[list[Trip], int]:

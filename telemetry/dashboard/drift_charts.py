@@ -8,8 +8,9 @@ from typing import Any
 from autospec.telemetry.dashboard.buckets import ActionTimes, Span, Times
 from autospec.telemetry.dashboard.chart import NAME_COLUMNS, PATTERNS, Chart, log_axis, plotly_text
 from autospec.telemetry.dashboard.decisions import Decisions
-from autospec.telemetry.dashboard.formats import count, duration, iso, percent, shown
 from autospec.telemetry.labels import visible
+from autospec.telemetry.pages.formats import count, duration, iso, percent
+from autospec.telemetry.pages.rendering import moment
 from autospec.telemetry.rows import ratio
 from autospec.telemetry.tables import number
 
@@ -105,7 +106,7 @@ def calibration(decisions: Decisions) -> Chart:
             "yaxis": log_axis("predicted speed-up"),
             "showlegend": False,
         },
-        head=("segment", "measured", "predicted", "calibration error"),
+        head=("segment", "measured speed-up", "predicted speed-up", "calibration error"),
         rows=tuple(
             (visible(name, NAME_COLUMNS), number(real), number(said), f"{100 * (said / real - 1):+.0f}\u00a0%")
             for name, real, said in zip(names, measured, predicted, strict=True)
@@ -132,7 +133,7 @@ def _line(
         layout={"yaxis": dict(axis), "xaxis": {"type": "date", "title": {"text": "UTC"}}, "showlegend": False},
         head=("from", terms[0]),
         rows=tuple(
-            (shown(start), form(value)) for start, value in zip(span.starts, values, strict=True) if value is not None
+            (moment(start), form(value)) for start, value in zip(span.starts, values, strict=True) if value is not None
         ),
     )  # fmt: skip
 

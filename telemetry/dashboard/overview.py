@@ -13,7 +13,7 @@ from sqlalchemy import select
 from autospec.errors import ConfigurationError
 from autospec.telemetry.dashboard.buckets import Times, Traffic, load_traffic
 from autospec.telemetry.dashboard.filters import Filters
-from autospec.telemetry.dashboard.reports import load_report
+from autospec.telemetry.dashboard.reports import LoadReport, load_segments
 from autospec.telemetry.labels import visible
 from autospec.telemetry.rows import Report, SegmentRow
 from autospec.telemetry.schema import DeploymentRow, HourlyRequests, PolicyVersionRow
@@ -71,15 +71,28 @@ SORTS: dict[str, Callable[[SegmentRow], float | str]] = {
 """By its name in the address; segments without a value come last. `speed-up` has the worst first."""
 
 
-def load_overview(store: Store, filters: Filters) -> Overview:
+@dataclass(frozen=True, slots=True)
+class Sorting:
+    """How the table is sorted, and where its headings lead."""
+
+    by: str  # a key of SORTS, perhaps with a minus in front
+    address: Callable[[str], str]  # of the page sorted by a key; the other way round if it is so already
+
+
+def load_overview(store: Store, filters: Filters, load: LoadReport = load_segments) -> Overview:
     """The report by segment and its trends, from sums by the hour where there are many requests.
+
+    Args:
+        store: the database.
+        filters: which requests.
+        load: reads the report.
 
     Raises:
         ConfigurationError: the filters ask for too many requests one by one.
         StoreError: the database cannot be read.
     """
     with ThreadPoolExecutor(2) as threads:  # each reads for itself, and databases do that side by side
-        report = threads.submit(load_report, store, filters, with_positions=False)
+        report = threads.submit(load, store, filters)
         traffic = threads.submit(load_traffic, store, filters, latest=TREND)
     return Overview(report.result(), traffic.result())
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -18,6 +19,14 @@ class _Entry:
     made_at: float
     seconds: float  # that making it took
     value: Any
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Of those who want one result made."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    waiting: int = 0
 
 
 class Remembered:
@@ -45,6 +54,7 @@ class Remembered:
         self._clock = clock
         self._lock = threading.Lock()
         self._found: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._turns: dict[Hashable, _Turn] = {}
 
     def get(self, key: Hashable, stamp: str, make: Callable[[], T]) -> tuple[T, str]:
         """The result, made now if need be, and the database's stamp at the time it was made.
@@ -54,20 +64,36 @@ class Remembered:
             stamp: of the database as it is now.
             make: makes it.
         """
-        with self._lock:
-            entry = self._found.get(key)
-            if entry is not None and (entry.stamp == stamp or self._may_be_older(entry)):
+        with self._making(key):  # whoever asks for it meanwhile waits, and takes what was made
+            with self._lock:
+                entry = self._found.get(key)
+                if entry is not None and (entry.stamp == stamp or self._may_be_older(entry)):
+                    self._found.move_to_end(key)
+                    return entry.value, entry.stamp
+            began = self._clock()
+            value = make()
+            made_at = self._clock()
+            with self._lock:
+                self._found[key] = _Entry(stamp, made_at, made_at - began, value)
                 self._found.move_to_end(key)
-                return entry.value, entry.stamp
-        began = self._clock()
-        value = make()
-        made_at = self._clock()
+                while len(self._found) > self._most:
+                    self._found.popitem(last=False)
+            return value, stamp
+
+    @contextmanager
+    def _making(self, key: Hashable) -> Iterator[None]:
+        """Lets one in at a time for each key."""
         with self._lock:
-            self._found[key] = _Entry(stamp, made_at, made_at - began, value)
-            self._found.move_to_end(key)
-            while len(self._found) > self._most:
-                self._found.popitem(last=False)
-        return value, stamp
+            turn = self._turns.setdefault(key, _Turn())
+            turn.waiting += 1
+        try:
+            with turn.lock:
+                yield
+        finally:
+            with self._lock:
+                turn.waiting -= 1
+                if not turn.waiting:
+                    del self._turns[key]
 
     def _may_be_older(self, entry: _Entry) -> bool:
         return entry.seconds > self._slow_seconds and self._clock() - entry.made_at < self._share * entry.seconds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import func, or_, select
@@ -54,7 +54,7 @@ def load_report(
     part = Slice(store, filters, segment, with_positions=with_positions)
     asked = filters.basis == "requests" or filters.version is not None
     if filters.basis != "hours":
-        count = hourly.num_requests(part.as_store, filters.since, filters.until)
+        count = hourly.num_requests(store, narrow=part.narrow, enough=None if asked else MOST_REQUESTS)
         if asked and count > MOST_ASKED:
             raise ConfigurationError(
                 f"{count:,} requests cannot be read one by one, as a policy version or basis=requests asks for: "
@@ -64,7 +64,15 @@ def load_report(
             records = read_requests(store, filters, segment)
             if asked or len(records) == count:  # fewer where old requests were pruned; their sums stay
                 return build_report(records, _comparisons(store, records), group_by=group_by)
-    return hourly.build_hourly_report(part.as_store, group_by=group_by, since=filters.since, until=filters.until)
+    return hourly.build_hourly_report(store, group_by=group_by, narrow=part.narrow)
+
+
+def load_segments(store: Store, filters: Filters) -> Report:
+    """The report by segment, without acceptance by position: with the same errors."""
+    return load_report(store, filters, with_positions=False)
+
+
+LoadReport = Callable[[Store, Filters], Report]
 
 
 def read_requests(store: Store, filters: Filters, segment: str | None = None) -> list[RequestRecord]:
@@ -83,18 +91,23 @@ def read_requests(store: Store, filters: Filters, segment: str | None = None) ->
     return found
 
 
-def newest_requests(store: Store, filters: Filters, segment: str | None = None) -> list[RequestRecord]:
-    """The newest of the requests that the filters ask for, at most NEWEST.
+def newest_requests(store: Store, filters: Filters, segment: str) -> list[RequestRecord]:
+    """The newest requests of a segment that the filters ask for, at most NEWEST."""
+    return _records(store, newest(store, filters, segment))
+
+
+def newest(store: Store, filters: Filters, segment: str | None = None) -> Any:
+    """A query for the newest of the requests that the filters ask for, at most NEWEST.
 
     Without a segment they are looked for among the newest NEWEST of the whole database.
     """
     query = _matching(store, filters)
     if segment is None:
-        newest = select(RequestRow.id).order_by(RequestRow.id.desc()).limit(NEWEST)
-        query = query.where(RequestRow.id.in_(newest)).order_by(RequestRow.id.desc())
+        latest = select(RequestRow.id).order_by(RequestRow.id.desc()).limit(NEWEST)
+        query = query.where(RequestRow.id.in_(latest)).order_by(RequestRow.id.desc())
     else:
         query = query.where(RequestRow.segment == segment).order_by(RequestRow.started_at.desc())
-    return _records(store, query.limit(NEWEST))
+    return query.limit(NEWEST)
 
 
 def stamp(store: Store) -> str:

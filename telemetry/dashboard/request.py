@@ -18,6 +18,8 @@ CELLS = ("accepted", "rejected", "not judged", "recovered", "bonus")
 """What a token of a block can be; each name has a definition."""
 
 MOST_BLOCKS = 400
+MOST_TOKENS = 2_000
+"""Tokens of a prompt or an answer that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class Block:
     number: int  # from 1
     outcome: BlockOutcome
     cells: tuple[str, ...]  # of CELLS, in the order of the tokens
+    tokens: tuple[int, ...] | None  # that it committed; None where they were not recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +62,25 @@ def load_request(store: Store, name: str) -> Request:
         control = None if row is None else codec.row_to_request(row, record.deployment)
         kept = session.get(RecordingRow, record.request_id)
         tokens = None if kept is None else (codec.unpack_tokens(kept.prompt), codec.unpack_tokens(kept.output))
+    output = None if tokens is None else tokens[1]
     return Request(
         record=record,
         blocks=tuple(
-            Block(number, outcome, cells(outcome)) for number, outcome in enumerate(outcomes[:MOST_BLOCKS], 1)
+            Block(number, outcome, cells(outcome), committed(record, outcome, output))
+            for number, outcome in enumerate(outcomes[:MOST_BLOCKS], 1)
         ),
         num_blocks=len(outcomes),
         trouble=trouble,
         control=control,
         prompt=None if tokens is None else tokens[0],
-        output=None if tokens is None else tokens[1],
+        output=output,
     )
+
+
+def is_empty(store: Store) -> bool:
+    """Whether there is no request at all."""
+    with store.reading() as connection:
+        return connection.scalar(select(RequestRow.id).limit(1)) is None
 
 
 def cells(outcome: BlockOutcome) -> tuple[str, ...]:
@@ -80,3 +91,10 @@ def cells(outcome: BlockOutcome) -> tuple[str, ...]:
     if outcome.num_committed_tokens > outcome.num_accepted_tokens:
         found = [*found, "recovered" if is_rejected else "bonus"]
     return tuple(found)
+
+
+def committed(record: RequestRecord, outcome: BlockOutcome, output: Sequence[int] | None) -> tuple[int, ...] | None:
+    """The tokens that the block added to the answer; None where they are not known."""
+    start = outcome.context_tokens - record.prompt_tokens
+    end = start + outcome.num_committed_tokens
+    return None if output is None or start < 0 or end > len(output) else tuple(output[start:end])

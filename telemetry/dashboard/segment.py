@@ -13,7 +13,7 @@ from sqlalchemy import func, select
 from autospec.telemetry.dashboard.buckets import Times, action_label, load_traffic
 from autospec.telemetry.dashboard.filters import Filters
 from autospec.telemetry.dashboard.reports import load_report, newest_requests
-from autospec.telemetry.dashboard.slices import Slice, between, deployments
+from autospec.telemetry.dashboard.slices import Slice, deployments
 from autospec.telemetry.rows import Report, ratio
 from autospec.telemetry.schema import (
     CalibrationRow,
@@ -123,13 +123,13 @@ def load_segment(store: Store, filters: Filters, name: str) -> Segment:
         StoreError: the database cannot be read.
     """
     part = Slice(store, filters, name)
-    actions = _load_actions(part, filters)
-    survival = _load_survival(part, filters)
+    actions = _load_actions(part)
+    survival = _load_survival(part)
     return Segment(
         name=name,
         report=load_report(store, filters, segment=name),
         times=load_traffic(store, filters, name).by_segment.get(name),
-        changes=tuple(_load_changes(store, part, filters)),
+        changes=tuple(_load_changes(part)),
         survival=survival,
         actions=tuple(actions),
         predicted=tuple(_predict(survival, actions, _costs(store, filters))),
@@ -166,14 +166,13 @@ def interpolate(points: Mapping[int, float], tokens: int) -> float | None:
     return None
 
 
-def _load_survival(part: Slice, filters: Filters) -> dict[str, tuple[Position, ...]]:
+def _load_survival(part: Slice) -> dict[str, tuple[Position, ...]]:
     table = HourlyPositions
     keys = [table.source, table.position]
     query = select(*keys, func.sum(table.at_risk).label("at_risk"), func.sum(table.accepted).label("accepted"))
     counts: dict[str, dict[int, tuple[int, int]]] = {}
-    with part.reading() as connection:
-        for row in connection.execute(between(query, table.hour, filters).group_by(*keys)):
-            counts.setdefault(row.source, {})[row.position] = int(row.at_risk), int(row.accepted)
+    for row in part.rows(query.group_by(*keys), table):
+        counts.setdefault(row.source, {})[row.position] = int(row.at_risk), int(row.accepted)
     found = {}
     for source, by_position in sorted(counts.items()):
         columns = [by_position.get(position, (0, 0)) for position in range(1, max(by_position) + 1)]
@@ -184,14 +183,12 @@ def _load_survival(part: Slice, filters: Filters) -> dict[str, tuple[Position, .
     return found
 
 
-def _load_actions(part: Slice, filters: Filters) -> list[ActionSums]:
+def _load_actions(part: Slice) -> list[ActionSums]:
     table = HourlyActions
     keys = [table.source, table.block_length]
     names = ["blocks", "num_draft_tokens", "num_accepted_tokens", "num_committed_tokens"]
     names += ["draft_seconds", "verify_seconds", "correction_seconds", "emission_seconds"]
     query = select(*keys, *(func.sum(getattr(table, name)).label(name) for name in names))
-    with part.reading() as connection:
-        rows = connection.execute(between(query, table.hour, filters).group_by(*keys).order_by(*keys)).all()
     return [
         ActionSums(
             source=row.source,
@@ -204,19 +201,18 @@ def _load_actions(part: Slice, filters: Filters) -> list[ActionSums]:
             verify_seconds=float(row.verify_seconds),
             host_seconds=float(row.correction_seconds + row.emission_seconds),
         )
-        for row in rows
+        for row in part.rows(query.group_by(*keys).order_by(*keys), table)
     ]
 
 
-def _load_changes(store: Store, part: Slice, filters: Filters) -> list[Change]:
+def _load_changes(part: Slice) -> list[Change]:
     """The first hour of each policy in the segment, and when settings of these policies were stored in the range."""
-    table = HourlyRequests
+    table, filters = HourlyRequests, part.filters
     query = select(table.policy, func.min(table.hour).label("first")).where(~table.is_control).group_by(table.policy)
-    with part.reading() as connection:
-        first = {row.policy: row.first for row in connection.execute(between(query, table.hour, filters))}
+    first = {row.policy: row.first for row in part.rows(query, table)}
     found = [Change(hour, policy, None) for policy, hour in first.items()]
     made = select(PolicyVersionRow).where(PolicyVersionRow.name.in_(list(first)))
-    with store.reading() as connection:
+    with part.store.reading() as connection:
         for row in connection.execute(made.order_by(PolicyVersionRow.made_at.desc()).limit(MOST_CHANGES)):
             after = filters.since is None or row.made_at >= filters.since
             if after and (filters.until is None or row.made_at < filters.until):

@@ -15,9 +15,10 @@ from autospec.telemetry.dashboard.chart import (
     log_axis,
     plotly_text,
 )
-from autospec.telemetry.dashboard.formats import count, duration, iso, percent, shown
 from autospec.telemetry.dashboard.segment import ActionSums, Change, Position, Predicted, Segment
 from autospec.telemetry.labels import visible
+from autospec.telemetry.pages.formats import count, duration, iso, percent
+from autospec.telemetry.pages.rendering import moment
 from autospec.telemetry.rows import SegmentRow, ratio
 from autospec.telemetry.tables import ABSENT, number
 from autospec.types import PhaseSeconds
@@ -80,7 +81,7 @@ def over_time(times: Times, changes: Sequence[Change]) -> Chart:
         head=("from", "speed-up", "requests", "control"),
         rows=tuple(
             (
-                shown(start),
+                moment(start),
                 number(value),
                 count(each.requests) if each else ABSENT,
                 count(each.control_requests) if each else ABSENT,
@@ -113,7 +114,7 @@ def survival(by_source: Mapping[str, Sequence[Position]]) -> Chart:
             "yaxis": {"range": [0, 1.02], "tickformat": ".0%", "title": {"text": "survival"}},
             "xaxis": {"title": {"text": "position in the block"}, "dtick": 1, "rangemode": "tozero"},
         },
-        head=("source", "position", "judged", "accepted", "survival"),
+        head=("source", "position", "judged tokens", "accepted tokens", "survival"),
         rows=tuple(
             (visible(source, NAME_COLUMNS), str(each.position), count(each.at_risk), count(each.accepted),
              percent(each.survival))
@@ -147,7 +148,7 @@ def split(row: SegmentRow) -> Chart:
             "xaxis": {"title": {"text": "ms per output token"}},
             "yaxis": {"autorange": "reversed"},
         },
-        head=("side", *phases, "all"),
+        head=("side", *(f"{name} seconds" for name in (*phases, "total"))),
         rows=tuple(
             (side, *(duration(values[place]) for values in phases.values()), duration(ratio(seconds.total, tokens)))
             for place, (side, seconds, tokens) in enumerate(sides)
@@ -177,7 +178,7 @@ def lengths(segment: Segment) -> Chart:
             "yaxis": {"title": {"text": "share of blocks"}, "tickformat": ".0%"},
             "showlegend": False,
         },
-        head=("acceptance length", "blocks", "share"),
+        head=("acceptance length", "blocks", "share of blocks"),
         rows=tuple((str(length), count(counts[length]), percent(counts[length] / total)) for length in found),
     )  # fmt: skip
 
@@ -239,7 +240,7 @@ def goodput(actions: Sequence[ActionSums], predicted: Sequence[Predicted]) -> Ch
             "xaxis": {"title": {"text": "block length (0: plain)"}, "dtick": max(1, longest // 8), "range": ends},
             "yaxis": {"title": {"text": "tokens per second"}, "rangemode": "tozero"},
         },
-        head=("source", "block length", "predicted", "measured", "share of blocks"),
+        head=("source", "block length", "predicted goodput", "goodput", "share of blocks"),
         rows=tuple(row(key) for key in keys),
     )
 

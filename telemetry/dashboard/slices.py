@@ -1,12 +1,11 @@
-"""A store of which only a slice is seen in its sums by the hour, so that every report can be made of a slice."""
+"""The part of the sums by the hour that the filters ask for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import Connection, Select, event, false, or_, select
+from sqlalchemy import Select, false, or_, select
 
 from autospec.telemetry.dashboard.filters import Filters
 from autospec.telemetry.schema import DeploymentRow, HourlyActions, HourlyPositions, HourlyRequests
@@ -14,11 +13,11 @@ from autospec.telemetry.store import Store
 
 
 class Slice:
-    """Reads like the store that it is made of, but sums by the hour are those of the slice alone.
+    """Narrows queries over sums by the hour.
 
     Args:
         store: the database.
-        filters: which requests; their times are left to the queries.
+        filters: which requests.
         segment: only this one.
         with_positions: whether acceptance by draft position is seen. It is by far the most to read.
     """
@@ -26,39 +25,27 @@ class Slice:
     def __init__(
         self, store: Store, filters: Filters, segment: str | None = None, *, with_positions: bool = True
     ) -> None:
-        self._store = store
+        self.store = store
+        self.filters = filters
         self._segment = segment
         self._requests = conditions(HourlyRequests, filters, deployments(store, filters))
-        self._hidden = {HourlyPositions.__tablename__} if not with_positions else set[str]()
-        if filters.picks_requests:
-            self._hidden = {HourlyActions.__tablename__, HourlyPositions.__tablename__}
+        self._hidden: set[type[Any]] = set() if with_positions else {HourlyPositions}
+        if filters.picks_requests:  # blocks are summed by hour and segment alone
+            self._hidden = {HourlyActions, HourlyPositions}
 
-    @property
-    def as_store(self) -> Store:
-        """For functions that do nothing with a store but `reading()`."""
-        return cast(Store, self)
+    def narrow(self, query: Select[Any], table: type[Any]) -> Select[Any]:
+        """The query over this table, one of sums by the hour, restricted to the slice."""
+        query = between(query, table.hour, self.filters)
+        if self._segment is not None:
+            query = query.where(table.segment == self._segment)
+        if table in self._hidden:
+            return query.where(false())
+        return query.where(*self._requests) if table is HourlyRequests else query
 
-    @contextmanager
-    def reading(self) -> Iterator[Connection]:
-        with self._store.reading() as connection:
-            event.listen(connection, "before_execute", self._narrow, retval=True)
-            yield connection
-
-    def _narrow(
-        self, connection: Connection, query: Any, several: Any, values: Any, options: Any
-    ) -> tuple[Any, Any, Any]:
-        if isinstance(query, Select):
-            names = {str(getattr(each, "name", "")) for each in query.get_final_froms()}
-            for table in (HourlyRequests, HourlyActions, HourlyPositions):
-                if table.__tablename__ not in names:
-                    continue
-                if table.__tablename__ in self._hidden:
-                    query = query.where(false())
-                if self._segment is not None:
-                    query = query.where(table.segment == self._segment)
-                if table is HourlyRequests:
-                    query = query.where(*self._requests)
-        return query, several, values
+    def rows(self, query: Any, table: type[Any]) -> Sequence[Any]:
+        """What the narrowed query finds."""
+        with self.store.reading() as connection:
+            return connection.execute(self.narrow(query, table)).all()
 
 
 def deployments(store: Store, filters: Filters) -> list[int] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ from autospec.telemetry.store import Store
 from autospec.types import NONE
 
 JOURNAL = "journal:"
+OPTUNA_DASHBOARD = "http://127.0.0.1:8080/dashboard/"
+"""Where optuna-dashboard is found unless it is told otherwise."""
+
 DEFAULT = "all others"
 MOST_TRIALS = 20
 VALUE_COLUMNS = 200
@@ -79,6 +83,11 @@ class Tuning:
     chosen: tuple[Chosen, ...]
     made: tuple[tuple[str, str], ...]  # how the policy came about
     has_optuna_dashboard: bool
+
+    @property
+    def command(self) -> str:
+        """Shows every trial of the storage, where optuna-dashboard is installed."""
+        return f"optuna-dashboard {shlex.quote((self.storage or '').removeprefix(JOURNAL))}"
 
 
 def load_tuning(store: Store, study_storage: str | None, policy_file: Path | None) -> Tuning:

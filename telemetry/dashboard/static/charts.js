@@ -13,6 +13,17 @@
     };
   }
 
+  const zone = new Intl.DateTimeFormat(undefined, {
+    year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", timeZoneName: "short",
+  });
+
+  // On hover a stretch of time begins in the reader's own time, too; axes are of UTC, where no hour comes twice.
+  function timed(trace) {
+    if (!trace.hovertemplate?.includes("%{x} UTC")) return {};
+    const hovertemplate = trace.hovertemplate.replace("%{x} UTC", "%{customdata} (%{x|%Y-%m-%d %H:%M} UTC)");
+    return { hovertemplate, customdata: trace.x.map((at) => zone.format(new Date(at))) };
+  }
+
   function themed(figure) {
     const { back, text, soft, line, shades } = colours();
     const axis = (own) => ({ gridcolor: line, linecolor: soft, zerolinecolor: line, automargin: true, ...own });
@@ -22,6 +33,7 @@
       const pattern = trace.marker?.pattern ? { pattern: { ...trace.marker.pattern, bgcolor: back, fgcolor: colour, fillmode: "replace", solidity: 0.4 } } : {};
       return {
         ...trace,
+        ...timed(trace),
         line: { width: 2, ...trace.line, color: colour },
         marker: { ...trace.marker, color: colour, ...pattern, line: { width: trace.type === "bar" ? 1 : 0, color: colour } },
       };

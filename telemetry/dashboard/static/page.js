@@ -55,13 +55,13 @@ function dress(root) {
 function refill(section, fresh) {
   const places = [...section.querySelectorAll(FOCUSABLE)];
   const focused = places.indexOf(document.activeElement);
-  const open = [...section.querySelectorAll("details[open]")].map((each) => each.id);
+  const opened = [...section.querySelectorAll("details[id]")].map((each) => [each.id, each.open]);
   const scrolled = [...section.querySelectorAll(".scroll")].map((each) => [each.scrollLeft, each.scrollTop]);
   const search = section.querySelector("#search");
   const typed = search && search === document.activeElement ? search.value : null;
   dress(fresh);
   section.replaceChildren(...fresh.childNodes);
-  for (const id of open) document.getElementById(id)?.setAttribute("open", "");
+  for (const [id, isOpen] of opened) document.getElementById(id)?.toggleAttribute("open", isOpen);
   section.querySelectorAll(".scroll").forEach((each, index) => {
     if (scrolled[index]) [each.scrollLeft, each.scrollTop] = scrolled[index];
   });
@@ -78,7 +78,10 @@ async function refresh() {
     if (other) refill(section, document.importNode(other, true));
   }
   const charts = fresh.getElementById("charts");
-  if (charts && window.autospecCharts) window.autospecCharts.update(document.importNode(charts, true));
+  if (charts && window.autospecCharts) {
+    dress(charts);
+    window.autospecCharts.update(document.importNode(charts, true));
+  }
   document.body.dataset.stamp = fresh.body.dataset.stamp;
 }
 

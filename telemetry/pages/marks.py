@@ -6,17 +6,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 
 from markupsafe import Markup
 
-from autospec.telemetry.dashboard.buckets import gaps
-from autospec.telemetry.plot import FASTEST, SLOWEST, TICKS
 from autospec.telemetry.rows import SegmentRow
 from autospec.telemetry.tables import number
 
 WIDTH, HEIGHT, MARGIN = 220, 26, 8
 TREND_WIDTH, TREND_HEIGHT = 120, 26
 LEAST_GAP = 30
+SLOWEST, FASTEST = 1 / 32, 64.0  # ends that the axis never passes
+TICKS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0)
 SHAPES = {
     "faster": "M{x:.1f} {top:.1f}l6 11h-12z",
     "slower": "M{x:.1f} {bottom:.1f}l6 -11h-12z",
@@ -110,6 +111,17 @@ def trend(values: Sequence[float | None]) -> Markup:
             parts.append(f'<polyline class="line" points="{points}"/>')
     label = f"trend: {number(there[0])} at first, {number(there[-1])} at last"
     return _svg(TREND_WIDTH, TREND_HEIGHT, "trend", parts, label)
+
+
+def gaps(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
+    """Runs of values with their places: a line is drawn within each, and none across a gap."""
+    runs: list[list[tuple[int, float]]] = []
+    there = [(place, value) for place, value in enumerate(values) if value is not None]
+    for before, now in pairwise([(-2, 0.0), *there]):
+        if now[0] - before[0] > 1:
+            runs.append([])
+        runs[-1].append(now)
+    return runs
 
 
 def _svg(width: int, height: int, kind: str, parts: Sequence[str], label: str) -> Markup:

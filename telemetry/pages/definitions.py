@@ -29,7 +29,12 @@ DEFINITIONS: Mapping[str, str] = {
     "prefill is not in it.",
     "predicted goodput": "tokens expected by survival / seconds by the newest calibration of the device: drafting, one "
     "target forward, and the host's mean seconds for a block.",
-    "share of blocks": "blocks of the action / all blocks.",
+    "share of blocks": "blocks of this kind / all blocks.",
+    "blocks": "rounds of drafting, one target forward and choosing; a plain target step is one, too.",
+    "block length": "draft tokens asked for in a block; 0 is a plain target step.",
+    "position": "of a draft token in its block, from 1.",
+    "committed tokens": "tokens that blocks added to the answer, recovered and bonus tokens included.",
+    "seconds of blocks": "drafting, verification, correction and emission in them.",
     "seconds per output token": "seconds / output tokens: both are summed first.",
     "host seconds": "correction, emission and everything else that is neither drafting nor a forward.",
     "slowest requests": "those with the most seconds per output token among the newest 1,000 of the segment.",
