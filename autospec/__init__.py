@@ -23,6 +23,7 @@ from autospec.segments import segment, tenant
 from autospec.types import Action, BlockContext, BlockOutcome, RequestRecord
 
 if TYPE_CHECKING:
+    from autospec import backends as backends
     from autospec import drafts as drafts
     from autospec import models as models
     from autospec import policies as policies
@@ -43,6 +44,7 @@ __all__ = [
     "RequestRecord",
     "Speculator",
     "StoreError",
+    "backends",
     "drafts",
     "models",
     "policies",
@@ -53,7 +55,7 @@ __all__ = [
     "wrap",
 ]
 
-_MODULES = ("drafts", "models", "policies", "telemetry", "traffic")
+_MODULES = ("backends", "drafts", "models", "policies", "telemetry", "traffic")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,9 @@
-"""The one file that knows transformers' model and cache interface, which changed its names between releases.
+"""The file that knows transformers' model and cache interface, which changed its names between releases.
 
 Up to 5.23 the keyword and the output are called `past_key_values`, from 5.24 on `cache`. `Cache.crop` takes the
 number of tokens to drop as a negative count in every release supported here. Layers that forget (sliding windows)
 keep what a rollback needs only while they record, and then have to be trimmed after every forward.
+Layers of a fixed shape are in backends/static_cache.py.
 """
 
 from __future__ import annotations

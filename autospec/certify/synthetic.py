@@ -29,6 +29,7 @@ class SyntheticConfig(PretrainedConfig):
         self.num_hidden_layers = 1
         self.num_attention_heads = 1
         self.hidden_size = 1
+        self.max_position_embeddings = 64
         super().__init__(**kwargs)
 
 
@@ -61,12 +62,17 @@ class SyntheticModel(PreTrainedModel, GenerationMixin):
             self._known[key] = torch.tensor(self._table(key), dtype=torch.float64).log()
         return self._known[key]
 
-    def forward(self, input_ids: Tensor, logits_to_keep: int = 0, **kwargs: Any) -> ModelOutput:
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor | None = None, logits_to_keep: int = 0, **kwargs: Any
+    ) -> ModelOutput:
         """Args: input_ids: [1, n]. Returns: logits, [1, n, vocab_size] or the last `logits_to_keep`, and the cache."""
         cache = find_cache(kwargs)
         cache = DynamicCache() if cache is None else cache
         tokens = input_ids.to(torch.float64)[:, None, :, None]
-        seen = [int(token) for token in cache.update(tokens, tokens, 0)[0][0, 0, :, 0]]
+        keys = cache.update(tokens, tokens, 0)[0][0, 0, :, 0]
+        if cache.is_compileable and position_ids is not None:  # the rest of its buffers is not written yet
+            keys = keys[: int(position_ids[0, -1]) + 1]
+        seen = [int(token) for token in keys]
         kept = logits_to_keep or input_ids.shape[1]
         ends = range(len(seen) - kept + 1, len(seen) + 1)
         logits = torch.stack([self.logits_after(seen[:end]) for end in ends])[None]

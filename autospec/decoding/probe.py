@@ -13,15 +13,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from autospec.backends.agreement import agree
 from autospec.caches import append, context_window, decoding_cache, drop_last, why_not_rollback
 
 PROMPT_TOKENS = 12
 BLOCK_TOKENS = 5
 KEPT_TOKENS = 2
-
-# relative to the largest logit; a fault changes logits by as much as they are apart, rounding by far less
-_TOLERANCE = {torch.bfloat16: 0.2, torch.float16: 0.05, torch.float32: 1e-2, torch.float64: 1e-6}
-
 
 _known: WeakKeyDictionary[PreTrainedModel, dict[tuple[object, ...], str | None]] = WeakKeyDictionary()
 
@@ -67,16 +64,10 @@ def probe(target: PreTrainedModel) -> str | None:
     never_rolled_back, _ = run(last, cache)
     _, cache = run(prompt, decoding_cache(target))
     wide, cache = append(target, block, cache, logits_kept=BLOCK_TOKENS)
-    if not _close(wide, torch.stack(singles)):
+    if not agree(wide, torch.stack(singles)):
         return "a forward over several tokens gives other logits than one token at a time"
     drop_last(cache, BLOCK_TOKENS - KEPT_TOKENS)
     rolled_back, _ = run(last, cache)
-    if not _close(rolled_back, never_rolled_back):
+    if not agree(rolled_back, never_rolled_back):
         return "after a rollback the cache gives other logits than before"
     return None
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    """Args: a, b: [n, vocab_size]."""
-    scale = float(b.abs().amax().clamp(min=1e-6))
-    return bool(((a - b).abs().amax() <= _TOLERANCE.get(a.dtype, 0.2) * scale).item())
