@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autospec.caches import append, context_window, drop_last, new_cache, why_not_draft_cache, why_not_rollback
+from autospec.caches import append, context_window, new_cache, why_not_draft_cache
 from autospec.drafts.base import DraftRequest, Proposal
-from autospec.drafts.drawing import Drawing, StopRule, shaped
+from autospec.drafts.draft_cache import DraftCache
+from autospec.drafts.drawing import Drawing, Prefix, StopRule, draws_ahead, shaped
 from autospec.drafts.subset import subset_vocabulary
 from autospec.drafts.translation import SameIds, Translation
 from autospec.drafts.vocabulary import check_same_vocabulary, shared_ids
@@ -71,6 +72,10 @@ class Assistant:
         self._subset = subset_vocabulary(model)
         self._tokenizer = tokenizer if tokenizer is not None or self._subset else _tokenizer_of(model)
         self._num_ids: int | None = None
+
+    @property
+    def static_draft(self) -> PreTrainedModel:
+        return self.model
 
     def attach(self, target: PreTrainedModel, tokenizer: Any | None) -> None:
         check_can_draft(self.model, target)
@@ -172,7 +177,11 @@ class AssistantSession:
         self._num_known = int(model.get_input_embeddings().weight.shape[0])
         self._window = context_window(model)
         self._is_greedy = is_greedy
-        self._cache: DynamicCache | None = None
+        is_own = translation.is_same and num_logits(model) <= self._num_known  # what it draws it can read
+        self._draws_ahead = is_own and draws_ahead(request.device)
+        static = request.static_draft(model) if request.static_draft is not None else None
+        self._cache = DraftCache(model, static)
+        self._prefix = Prefix(request.device)
         self._cached: list[int] = []  # ids of the draft in the cache
         self._failure: DraftError | None = None  # of the last block, after tokens were drawn
         self._num_agreed = 0  # of those in the cache, known to stay
@@ -194,20 +203,44 @@ class AssistantSession:
             stop_rule=self._stop_rule,
             write=self._translation.write,
             stop=stop,
+            prefix=self._prefix,
+            room=room,
         )
         catch_up_seconds = 0.0
         try:
             self._roll_back(text)
             catch_up_seconds = self._catch_up(text)
             backlog = list(text[len(self._cached) :])
-            # no backlog: a token that processors forced, and that the draft cannot read
-            while backlog and len(drawing.tokens) < room and drawing.draw(self._forward(backlog)):
-                if not drawing.wants_more():
-                    break
-                backlog = self._translation.read(drawing.tokens[-1])
+            if backlog and self._draws_ahead and drawing.can_draw_ahead:
+                self._draft_ahead(drawing, backlog, room)
+            else:
+                self._draft(drawing, backlog, room)
         except Exception as error:  # noqa: BLE001  # becomes a DraftError, now or at the next call
             self._failure = drawing.failed(error)
         return drawing.proposal(catch_up_seconds)
+
+    def _draft(self, drawing: Drawing, backlog: list[int], room: int) -> None:
+        """Draw token by token, looking at each."""
+        # no backlog: a token that processors forced, and that the draft cannot read
+        while backlog and len(drawing.tokens) < room and drawing.draw(self._forward(backlog)):
+            if not drawing.wants_more():
+                break
+            backlog = self._translation.read(drawing.tokens[-1])
+
+    def _draft_ahead(self, drawing: Drawing, backlog: list[int], room: int) -> None:
+        """Draw all tokens, then wait for them once: each is read by the next forward without being looked at."""
+        num_read = 0
+        try:
+            token = drawing.draw_ahead(self._forward(backlog))
+            while num_read < room - 1:
+                logits = self._cache.append(token[None])
+                num_read += 1
+                token = drawing.draw_ahead(logits)
+        finally:
+            try:
+                drawing.look()
+            finally:
+                self._cached.extend(drawing.drawn[:num_read])
 
     @torch.no_grad()
     def along(self, prompt: Sequence[int], answer: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -257,30 +290,34 @@ class AssistantSession:
 
     def lend(self, cache: DynamicCache, tokens: list[int]) -> None:
         """Use a copy of another one's cache in the next proposal. Args: tokens: what it holds; kept, and changed."""
-        self._cache, self._cached, self._num_agreed = cache, tokens, len(tokens)
+        self._cache.lend(cache)
+        self._cached, self._num_agreed = tokens, len(tokens)
 
     def take_back(self) -> None:
         """Forget what was lent."""
-        self._cache, self._cached, self._num_agreed = None, [], 0
+        self._cache.take_back()
+        self._cached, self._num_agreed = [], 0
 
     def _roll_back(self, text: Sequence[int]) -> None:
         agreed = self._num_agreed
         while agreed < min(len(self._cached), len(text)) and self._cached[agreed] == text[agreed]:
             agreed += 1
         agreed = min(agreed, len(text) - 1)  # the last id of the text is always run, for its logits
-        if self._cached and self._cache is not None:
-            # once per proposal, also for nothing: layers that forget are trimmed by it, and only then
-            drop_last(self._cache, len(self._cached) - agreed)
+        if self._cached:
+            self._cache.crop(len(self._cached) - agreed)
             del self._cached[agreed:]
         self._num_agreed = min(agreed, self._reading.num_settled)
 
     def _catch_up(self, text: Sequence[int]) -> float:
         """Run what other sources committed meanwhile, so that drafting costs what it always costs."""
-        if len(text) - len(self._cached) <= self._translation.usual_backlog:
+        is_behind = len(text) - len(self._cached) > self._translation.usual_backlog
+        if not is_behind and self._cache.is_ready:
             return 0.0
         started = time.perf_counter()
-        self._forward(list(text[len(self._cached) : -1]))
-        self._num_agreed = min(len(self._cached), self._reading.num_settled)
+        if is_behind:
+            self._forward(list(text[len(self._cached) : -1]))
+            self._num_agreed = min(len(self._cached), self._reading.num_settled)
+        self._cache.get_ready()
         return time.perf_counter() - started
 
     def _forward(self, tokens: list[int]) -> Tensor:
@@ -289,11 +326,7 @@ class AssistantSession:
             raise DraftError(f"token id {max(tokens)} of the text is unknown to the assistant")
         if self._window is not None and len(self._cached) + len(tokens) > self._window:
             raise self._no_room()
-        is_first = not self._cached
-        cache = new_cache(self._model) if self._cache is None else self._cache
-        logits, self._cache = append(self._model, torch.tensor([tokens], device=self._request.device), cache)
-        if is_first and (why := why_not_rollback(self._cache)):
-            raise DraftError(f"{type(self._model).__name__} cannot draft: {why}")
+        logits = self._cache.append(self._tensor(tokens))
         self._cached.extend(tokens)
         return logits
 

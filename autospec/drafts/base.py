@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor, device, dtype
     from transformers import LogitsProcessorList, PreTrainedModel
 
+    from autospec.backends.static_model import StaticModel
+
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
@@ -37,6 +39,7 @@ class DraftRequest:
     is_paired: bool  # draw with the noise that the target will use; otherwise with noise of one's own
     segment: str = "default"
     target_cache: Callable[[], Any] | None = None  # what the target has cached; to be read only
+    static_draft: Callable[[Any], StaticModel | None] | None = None  # a draft model whose forwards were prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,9 @@ class DraftSource(Protocol):
     where it is given one, before each position, and reports in `Proposal.confidences` what it was asked with.
 
     It may have `catches_up` = False: it goes on from what the target has cached, and reads nothing itself.
+
+    It may have `static_draft`, a model that its sessions run by `DraftRequest.static_draft` where that gives something:
+    forwards of fixed shapes, prepared when the target is wrapped.
 
     It may have `failure`, why it will not draft: it is then off in every request, with this in the record.
 

@@ -71,6 +71,11 @@ class Blend:
         """The model draft's, if it has one."""
         return getattr(self.model_draft, "model", None)
 
+    @property
+    def static_draft(self) -> Any:
+        """The model draft's, if it has one."""
+        return getattr(self.model_draft, "static_draft", None)
+
     def start(self, request: DraftRequest) -> BlendSession:
         return BlendSession(request, self.retrieval, self.model_draft)
 

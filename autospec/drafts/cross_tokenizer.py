@@ -75,6 +75,10 @@ class CrossTokenizer:
         self._shared: OtherIds | None = None
 
     @property
+    def static_draft(self) -> PreTrainedModel:
+        return self.model
+
+    @property
     def takes_stop(self) -> bool:
         """Where positions are the target's own: text is drafted in pieces of another size."""
         return self.method == "shared"

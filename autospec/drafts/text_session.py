@@ -155,6 +155,7 @@ class OwnIds:
 
     ids: SameIds
     text: Reading
+    is_same = True
 
     @property
     def usual_backlog(self) -> int:

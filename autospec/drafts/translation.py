@@ -30,6 +30,10 @@ class Translation(Protocol):
     """What a draft's ids mean to a target; holds nothing of any request."""
 
     @property
+    def is_same(self) -> bool:
+        """What is drafted is read under the same id."""
+
+    @property
     def usual_backlog(self) -> int:
         """Ids that a draft's cache mostly lacks when it drafted the block before: of the bonus and the last draft."""
 
@@ -45,6 +49,9 @@ class Translation(Protocol):
         Args:
             logits: of the draft, [1, draft_vocab_size].
             vocab_size: of the target's logits.
+
+        Returns:
+            the logits themselves where nothing is to be changed.
         """
 
 
@@ -53,6 +60,7 @@ class SameIds:
     """Both mean the same by the ids below `num_ids`; no other is drafted."""
 
     num_ids: int
+    is_same = True
 
     @property
     def usual_backlog(self) -> int:
@@ -65,6 +73,8 @@ class SameIds:
         return _AsItStands()
 
     def write(self, logits: Tensor, vocab_size: int) -> Tensor:
+        if self.num_ids >= logits.shape[-1] == vocab_size:
+            return logits
         scores = logits.new_full((1, vocab_size), -torch.inf)
         scores[:, : self.num_ids] = logits[:, : self.num_ids]
         return scores
@@ -91,6 +101,7 @@ class OtherIds:
         """The same for a target on a device with logits for the first `vocab_size` ids."""
         return OtherIds(self.reads, self.writes.where(self.writes < vocab_size, -1).to(device), self.start)
 
+    is_same = False
     usual_backlog = 4  # one token may be several of the draft's
 
     def read(self, token: int) -> list[int]:
