@@ -23,7 +23,7 @@ DEV_READY := $(VENV)/.dev
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: $(COMPAT)/%/.ready
-.PHONY: help setup demo test test-compat bench bench-peers bench-verification profile lint format types lock model postgres browser clean
+.PHONY: help setup demo test test-compat bench bench-peers bench-verification profile lint format types lock model postgres browser compiler clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,7 +33,7 @@ setup: $(DEV_READY) ## make .venv with autospec and the development tools
 demo: model ## speed up a small model on this machine and show what was gained (runtime packages only)
 	$(BIN)/autospec demo
 
-test: $(DEV_READY) lint types model postgres browser ## lint, format check, types, import contracts, all tests
+test: $(DEV_READY) lint types model postgres browser compiler ## lint, format check, types, import contracts, all tests
 	$(BIN)/python -m pytest
 
 test-compat: compat-5.17 ## the decoder's tests on transformers 5.17 and on the newest 5.x
@@ -96,6 +96,13 @@ browser:
 	    && DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends \
 	      chromium chromium-driver fonts-dejavu-core >/dev/null; } \
 	  || echo "make test: no Chromium with its driver here and it cannot be installed: its tests are skipped, which fails in CI"
+
+# torch.compile calls a C++ compiler on a CPU.
+compiler:
+	@command -v $${CXX:-g++} >/dev/null \
+	  || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get -qq update \
+	    && DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends g++ >/dev/null; } \
+	  || echo "make test: no C++ compiler here and it cannot be installed: tests of compiled forwards are skipped, which fails in CI"
 
 model: $(RUNTIME_READY)
 	$(BIN)/autospec models fetch $(MODEL)

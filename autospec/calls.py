@@ -89,6 +89,12 @@ class Call:
             _unset(arguments, self._model, "stop_strings")
         return arguments
 
+    @property
+    def hands_back_cache(self) -> bool:
+        """May somebody look at the target's cache when the call has ended?"""
+        names = ("cache", "past_key_values")
+        return bool(self.setting("return_dict_in_generate")) or any(name in self.arguments for name in names)
+
     def lacks_tokenizer(self, tokenizer: Any | None) -> bool:
         """Stop strings were asked for, and no tokenizer is known to find them with."""
         return self.setting("stop_strings") is not None and self._tokenizer(tokenizer) is None

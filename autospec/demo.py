@@ -44,6 +44,7 @@ def run_demo(
     run: str,
     drafts: Sequence[Any] = ("ngram",),
     policy: str = "auto",
+    backend: str = "auto",
     seed: int = 0,
     show_progress: bool = True,
     say: Callable[[str], None] = _log.info,
@@ -58,7 +59,7 @@ def run_demo(
         prompts: what is asked.
         store: URL of the telemetry database.
         run: label of this run's records.
-        drafts, policy: as in `autospec.wrap`.
+        drafts, policy, backend: as in `autospec.wrap`.
         seed: of the sampled answers; each pair uses the same noise on both sides.
         show_progress: a bar on stderr.
         say: told of each stage before the bar begins.
@@ -68,7 +69,15 @@ def run_demo(
     if policy == "auto":
         say("measuring what drafting and verifying cost on this device ...")
     with wrap(
-        model, tokenizer=tokenizer, drafts=drafts, policy=policy, store=store, run=run, control_share=0.0, resume=False
+        model,
+        tokenizer=tokenizer,
+        drafts=drafts,
+        policy=policy,
+        backend=backend,
+        store=store,
+        run=run,
+        control_share=0.0,
+        resume=False,
     ) as speculator:
         jobs = [(prompt, options) for prompt in interleaved(prompts) for options in (GREEDY, SAMPLED)]
         bar = tqdm(jobs, desc="demo", unit="pair", disable=not show_progress)

@@ -16,12 +16,13 @@ from autospec.memory import weight_bytes
 from autospec.types import Deployment
 
 
-def describe_deployment(model: Any, drafts: Mapping[str, Any]) -> Deployment:
+def describe_deployment(model: Any, drafts: Mapping[str, Any], backend: str = "eager") -> Deployment:
     """Host, device, target, dtype, drafts, versions and weights of a wrapped model.
 
     Args:
         model: the target.
         drafts: draft sources by name; the weights of one that has a `model` count.
+        backend: how forwards run; named among the versions where it is not the model's own way.
     """
     return Deployment(
         host=socket.gethostname(),
@@ -34,6 +35,7 @@ def describe_deployment(model: Any, drafts: Mapping[str, Any]) -> Deployment:
             "python": platform.python_version(),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
+            **({} if backend == "eager" else {"backend": backend}),
         },
         model_bytes=weight_bytes([model, *(getattr(source, "model", None) for source in drafts.values())]),
     )

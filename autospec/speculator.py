@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import GenerationMixin
 
+from autospec.backend_choice import checked_backend, choose_backend
+from autospec.backends.backend import Backend
 from autospec.calls import Call
 from autospec.controller import Controller
 from autospec.decoding.decoder import Decoder
@@ -46,6 +48,7 @@ from autospec.types import PhaseSeconds, RequestRecord
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from autospec.backends.base import Static
     from autospec.costs.upkeep import Upkeep
     from autospec.telemetry.recorder import Recorder
     from autospec.traffic import Traffic
@@ -61,6 +64,7 @@ def wrap(
     policy: str | Policy = "auto",
     store: str | None = None,
     sampling: str = "paired",
+    backend: str | Static = "auto",
     strict: bool = False,
     run: str | None = None,
     metrics: Observer | Iterable[Observer] | None = None,
@@ -80,6 +84,9 @@ def wrap(
         store: URL of the telemetry database, as in `sqlite:///autospec.db`; None keeps only `last_request`.
         sampling: how drawn drafts are verified: `paired` gives the text that plain sampling gives from the same seed,
             `maximal` accepts more often, with the same distribution.
+        backend: how forwards run. `eager`: as the model runs them. `compile`: prepared now, for a few widths (CUDA
+            graphs; on a CPU torch.compile, minutes). `auto`: prepared where that was measured to be faster. Or shapes
+            of your own, `autospec.backends.Static(...)` (docs/backends.md).
         strict: decode plainly wherever rounding is known to part texts, that is in half precision and with quantised
             weights: there a forward over a block and one-token forwards often order nearly equal logits differently.
         run: a label for the requests of an experiment.
@@ -110,6 +117,7 @@ def wrap(
         policy=policy,
         store=store,
         sampling=sampling,
+        backend=backend,
         strict=strict,
         run=run,
         trace=trace,
@@ -133,6 +141,7 @@ class Speculator:
         policy: str | Policy,
         store: str | None,
         sampling: str,
+        backend: str | Static,
         strict: bool,
         run: str | None,
         trace: float,
@@ -148,6 +157,7 @@ class Speculator:
             raise ConfigurationError("this model is wrapped already: close() the first speculator")
         if sampling not in SAMPLING:
             raise ConfigurationError(f"sampling={sampling!r}: known are {', '.join(SAMPLING)}")
+        checked_backend(backend)
         for name, choice in (("strict", strict), ("resume", resume)):
             if not isinstance(choice, bool):
                 raise ConfigurationError(f"{name}={choice!r}: True or False is needed")
@@ -172,6 +182,7 @@ class Speculator:
             for source in self.sources.values():
                 source.attach(model, tokenizer)
         self._tokens.attach(tokenizer, model_name(model))
+        self.backend = Backend(reason=self._refusal) if self._refusal else choose_backend(backend, model, self.sources)
         self._costs: CostEstimates | None = None
         self._upkeep: Upkeep | None = None
         if self._refusal and policy == "auto":
@@ -186,7 +197,7 @@ class Speculator:
         self._policy_version = policy_version(self.policy, made_by="wrap")
         self._controller = Controller(self.policy, control_share)
         self._run = run
-        self._deployment = describe_deployment(model, self.sources)
+        self._deployment = describe_deployment(model, self.sources, self.backend.name)
         self._place = (model.device, model.dtype)
         self._parameter = next(iter(model.parameters()), None)  # it moves with the model
         self._is_closed = False
@@ -249,6 +260,8 @@ class Speculator:
             streamer=call.streamer,
             make_randomness=lambda device: TorchRandomness(device, generator),
             keeps_blocks=self._recorder is not None and self._random.random() < self._trace,
+            backend=self.backend,
+            hands_back_cache=call.hands_back_cache,
         )
         error: BaseException | None = None
         output: Any = None
@@ -298,6 +311,7 @@ class Speculator:
             self._observers.forget(self._recorder)
             self._recorder = None
         self._tokens.close()
+        self.backend.close()
 
     def __enter__(self) -> Speculator:
         return self
@@ -322,7 +336,7 @@ class Speculator:
     def _measure_costs(self) -> CostEstimates:
         from autospec.costs.upkeep import Upkeep
 
-        self._upkeep = Upkeep(self.model, self.sources)
+        self._upkeep = Upkeep(self.model, self.sources, backend=self.backend)
         self._costs = self._upkeep.costs
         return self._costs
 
@@ -405,7 +419,7 @@ class Speculator:
         parameter = self._parameter
         if parameter is None or (parameter.device, parameter.dtype) != self._place:  # moved since it was wrapped
             self._place = (self.model.device, self.model.dtype)
-            self._deployment = describe_deployment(self.model, self.sources)
+            self._deployment = describe_deployment(self.model, self.sources, self.backend.name)
         record = RequestRecord(
             request_id=request.id,
             started_at=request.started_at,

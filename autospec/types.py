@@ -172,7 +172,7 @@ class Deployment:
     target: str
     dtype: str
     drafts: tuple[str, ...]
-    versions: Mapping[str, str]  # autospec, python, torch, transformers
+    versions: Mapping[str, str]  # autospec, python, torch, transformers; the backend, where it is not eager
     model_bytes: int | None = None  # weights of target and drafts, those shared counted once
 
 

@@ -45,6 +45,25 @@ def test_table_json_and_plot(target: str, tmp_path: Path) -> None:
     assert found["verify"]["tokens"][0] == 1
 
 
+def test_backend(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`compile` prepares, times what was prepared, and keeps it apart; here nothing is really compiled."""
+    from autospec.backends.plain import PlainRunner
+
+    class Pretended(PlainRunner):
+        name = "inductor"
+
+    monkeypatch.setattr("autospec.backends.making.InductorRunner", Pretended)
+    monkeypatch.setattr("autospec.backends.making.COMPILED_CAPACITIES", (128, 256))
+    files = []
+    for backend, name in (("eager", "eager"), ("compile", "inductor")):
+        code, out, err = run("--target", target, "--dtype", "float32", "--json", "--backend", backend)
+        assert code == 0, err
+        assert f"backend: {name} (" in err
+        assert json.loads(out)["backend"] == name
+        files.append(json.loads(out)["file"])
+    assert files[0] is None or files[0] != files[1]
+
+
 def test_used_wrongly(target: str, tmp_path: Path) -> None:
     code, _, err = run("--target", target, "--plot", str(tmp_path / "costs.png"))
     assert code == 2

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from autospec.cli.loading import HalfOrFull, assistant_for, dtype_option, load_assistant, target_option
+from autospec.cli.loading import HalfOrFull, assistant_for, backend_option, dtype_option, load_assistant, target_option
 
 
 @click.command(name="calibrate")
@@ -29,6 +29,7 @@ from autospec.cli.loading import HalfOrFull, assistant_for, dtype_option, load_a
     help="A smaller model to draft; `none` for none. The demonstration model has its own.",
 )
 @dtype_option("bfloat16")
+@backend_option
 @click.option("--fresh", is_flag=True, show_envvar=True, help="Measure also where costs are on disk, and replace them.")
 @click.option(
     "--seconds",
@@ -51,6 +52,7 @@ def command(
     drafts: str,
     assistant: str | None,
     dtype: HalfOrFull,
+    backend: str,
     fresh: bool,
     seconds: float,
     plot: Path | None,
@@ -69,6 +71,7 @@ def command(
         raise click.BadParameter(f"{seconds}: a number of seconds is needed", param_hint="--seconds")
 
     from autospec import models
+    from autospec.backend_choice import choose_backend
     from autospec.costs.measuring import measure
     from autospec.costs.plot import page
     from autospec.drafts import make_sources
@@ -82,7 +85,9 @@ def command(
     sources = make_sources(chosen)
     for source in sources.values():
         source.attach(model, tokenizer)
-    measured = measure(model, sources, fresh=fresh, budget_seconds=seconds)
+    prepared = choose_backend(backend, model, sources)
+    click.echo(f"backend: {prepared}", err=True)
+    measured = measure(model, sources, fresh=fresh, budget_seconds=seconds, backend=prepared)
     if plot is not None:
         try:
             plot.write_text(page(measured.table, f"Costs of {target} in {dtype}"), encoding="utf-8")
@@ -94,6 +99,7 @@ def command(
                 {
                     "target": target,
                     "dtype": dtype,
+                    "backend": prepared.name,
                     "file": str(measured.path) if measured.path else None,
                     "is_from_disk": measured.is_from_disk,
                     "seconds": round(measured.seconds, 3),

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from autospec.cli.loading import assistant_for, load_models, prompts_option, target_option
+from autospec.cli.loading import assistant_for, backend_option, load_models, prompts_option, target_option
 from autospec.cli.report import load_report, print_report
 
 
@@ -38,6 +38,7 @@ from autospec.cli.report import load_report, print_report
     show_envvar=True,
     help="Number format of the models; faster: bfloat16, or float32 where a short trial says so.",
 )
+@backend_option
 @prompts_option
 @click.option(
     "--limit",
@@ -63,6 +64,7 @@ def command(
     policy: str,
     store: str,
     dtype: Any,
+    backend: str,
     prompts: Path | None,
     limit: int,
     seed: int,
@@ -105,6 +107,7 @@ def command(
             run=run,
             drafts=drafts,
             policy=policy,
+            backend=backend,
             seed=seed,
             show_progress=sys.stderr.isatty() or not json,
             say=lambda text: click.echo(text, err=True),

@@ -21,6 +21,14 @@ prompts_option = click.option(
 target_option = click.option(
     "--target", default="smollm2-135m", show_default=True, show_envvar=True, help="Model folder or hub id."
 )
+backend_option = click.option(
+    "--backend",
+    type=click.Choice(["auto", "eager", "compile"]),
+    default="auto",
+    show_default=True,
+    show_envvar=True,
+    help="How forwards run: as the model runs them, or prepared in a few shapes (on a CPU that takes minutes).",
+)
 block_lengths_option = click.option(
     "--block-lengths", default="1,2,4,8,16", show_default=True, show_envvar=True, help="Comma-separated, each >= 1."
 )

@@ -63,7 +63,11 @@ def save(description: Mapping[str, Any], table: CostTable) -> Path | None:
     """Write the costs, whole or not at all. Returns: the file; None where none can be written, which the log says."""
     if (path := _usable_file(description)) is None:
         return None
-    content = {"format": FORMAT, "fingerprint": description, "table": table.to_json()}
+    return write_whole(path, {"format": FORMAT, "fingerprint": description, "table": table.to_json()})
+
+
+def write_whole(path: Path, content: Mapping[str, Any]) -> Path | None:
+    """Write JSON, whole or not at all. Returns: the file; None where it cannot be written, which the log says."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as partial:

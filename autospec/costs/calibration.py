@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from autospec.backends.backend import BUSY, Backend, Lease
 from autospec.caches import context_window
 from autospec.costs.fitting import Point, fit, monotone, spread, steadied, typical
 from autospec.costs.probes import DraftProbe, VerifyProbe
@@ -139,6 +141,7 @@ def calibrate(
     repeats: int = REPEATS,
     budget_seconds: float = BUDGET_SECONDS,
     extra_widths: int = EXTRA_WIDTHS,
+    backend: Backend | None = None,
 ) -> CostTable:
     """Time verification for every block length and drafting for every source.
 
@@ -151,13 +154,20 @@ def calibrate(
         budget_seconds: no further round begins after these; every point is measured twice in any case.
         extra_widths: widths at most that are measured besides, those in the middle of two and more where they show a
             step of the device; after the shortest context alone.
+        backend: how forwards run; None: as the models themselves run them.
+
+    Raises:
+        RuntimeError: a request is using the backend.
     """
     rounds = _Rounds(budget_seconds)
     widths = (1, *(k + 1 for k in block_lengths))
-    with torch.no_grad(), spared(target.device):
-        probes = _verify_jobs(rounds, target, _fitting(target, contexts, block_lengths, repeats), widths)
+    lent = nullcontext(Lease()) if backend is None else backend.lease()
+    with torch.no_grad(), spared(target.device), lent as lease:
+        if lease.why_not == BUSY:
+            raise RuntimeError(f"costs cannot be measured now: {lease.why_not}")
+        probes = _verify_jobs(rounds, target, _fitting(target, contexts, block_lengths, repeats), widths, lease)
         for name, source in sources.items():
-            _draft_jobs(rounds, target, name, source, tuple(probes), block_lengths)
+            _draft_jobs(rounds, target, name, source, tuple(probes), block_lengths, lease)
         first = next(iter(probes))
         rounds.seconds_kept = LOOKING_AGAIN * budget_seconds
         for number in range(max(1, repeats)):
@@ -195,7 +205,7 @@ def _fitting(target: PreTrainedModel, contexts: Sequence[int], block_lengths: Se
 
 
 def _verify_jobs(
-    rounds: _Rounds, target: PreTrainedModel, contexts: Sequence[int], widths: Sequence[int]
+    rounds: _Rounds, target: PreTrainedModel, contexts: Sequence[int], widths: Sequence[int], lease: Lease
 ) -> dict[int, VerifyProbe]:
     """Longer contexts are left out when their caches take too long to fill, or do not fit the memory."""
     probes: dict[int, VerifyProbe] = {}
@@ -205,7 +215,7 @@ def _verify_jobs(
             break
         started = time.perf_counter()
         try:
-            probe = VerifyProbe(target, context, max(widths))
+            probe = VerifyProbe(target, context, max(widths), lease)
             probe.seconds(1)
         except RuntimeError as error:
             if not probes:
@@ -226,6 +236,7 @@ def _draft_jobs(
     source: DraftSource,
     contexts: Sequence[int],
     block_lengths: Sequence[int],
+    lease: Lease,
 ) -> None:
     """In the contexts that the source can draft in; the first of them with all lengths, the others with both ends."""
     jobs: list[_Job] = []
@@ -235,7 +246,7 @@ def _draft_jobs(
             break
         started = time.perf_counter()
         try:
-            probe = DraftProbe(target, source, context)
+            probe = DraftProbe(target, source, context, lease)
             probe.seconds(block_lengths[0])  # allocations, first calls, the prefill of a draft's cache
         except Exception as error:  # noqa: BLE001  # logged; while decoding it would be switched off with this reason
             rounds.give_up(name, context, error)

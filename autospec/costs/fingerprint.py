@@ -18,16 +18,21 @@ from autospec.memory import weight_bytes
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from autospec.backends.backend import Backend
+
 METHOD = 2
 """Grows when calibration measures something else than before."""
 
 
-def describe(target: PreTrainedModel, sources: Mapping[str, DraftSource]) -> dict[str, Any]:
+def describe(
+    target: PreTrainedModel, sources: Mapping[str, DraftSource], backend: Backend | None = None
+) -> dict[str, Any]:
     """Device, software, target and draft sources with their settings, in plain JSON values.
 
     Args:
         target: the model that verifies.
         sources: draft sources by name.
+        backend: how forwards run; None: as the models themselves run them.
     """
     return {
         "method": METHOD,
@@ -38,6 +43,7 @@ def describe(target: PreTrainedModel, sources: Mapping[str, DraftSource]) -> dic
         "transformers": transformers.__version__,
         "target": _model(target),
         "sources": {name: _settings(source) for name, source in sorted(sources.items())},
+        **({} if backend is None or backend.target is None else {"backend": backend.shapes}),
     }
 
 

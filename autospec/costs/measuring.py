@@ -18,6 +18,8 @@ from autospec.drafts.base import DraftSource
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from autospec.backends.backend import Backend
+
 
 MOST_SPREAD = 0.1
 """A calibration whose repeats lie further apart is used, and not kept on disk."""
@@ -41,6 +43,7 @@ def measure(
     *,
     fresh: bool = False,
     budget_seconds: float = BUDGET_SECONDS,
+    backend: Backend | None = None,
 ) -> Measured:
     """The costs of a target and its sources.
 
@@ -49,12 +52,13 @@ def measure(
         sources: draft sources by name, attached.
         fresh: measure also where costs are on disk, and replace them.
         budget_seconds: of the rounds of measurement.
+        backend: how forwards run; None: as the models themselves run them.
     """
     started = time.perf_counter()
-    description = describe(target, sources)
+    description = describe(target, sources, backend)
     if not fresh and (table := load(description)) is not None:
         return Measured(table, costs_file(description), is_from_disk=True, seconds=time.perf_counter() - started)
-    table = calibrate(target, sources, budget_seconds=budget_seconds)
+    table = calibrate(target, sources, budget_seconds=budget_seconds, backend=backend)
     # what could not be timed now may be possible another time, and a busy machine is not always busy
     is_calm = table.spread <= MOST_SPREAD and not _is_upside_down(table)
     is_worth_keeping = set(table.drafts) == set(sources) and is_calm
@@ -67,6 +71,8 @@ def _is_upside_down(table: CostTable) -> bool:
     return any(row[0] > MOST_FALL * min(row) for row in table.verify.seconds)
 
 
-def cost_model(target: PreTrainedModel, sources: Mapping[str, DraftSource]) -> CostModel:
+def cost_model(
+    target: PreTrainedModel, sources: Mapping[str, DraftSource], backend: Backend | None = None
+) -> CostModel:
     """A model to ask and to teach. Args: as for `measure`."""
-    return CostModel(measure(target, sources).table, is_asynchronous=target.device.type == "cuda")
+    return CostModel(measure(target, sources, backend=backend).table, is_asynchronous=target.device.type == "cuda")

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import DynamicCache, PreTrainedModel
 
+    from autospec.backends.backend import Lease
+
 SHORT = 64
 """Tokens that are really run to make a cache of any length: what a cache holds makes no difference to the time."""
 
@@ -32,9 +34,10 @@ class VerifyProbe:
         target: the model that verifies.
         context: tokens in the cache.
         most_tokens: the widest forward.
+        lease: prepared forwards, timed where they would run.
     """
 
-    def __init__(self, target: PreTrainedModel, context: int, most_tokens: int) -> None:
+    def __init__(self, target: PreTrainedModel, context: int, most_tokens: int, lease: Lease | None = None) -> None:
         self._target = target
         self._context = context
         tokens = some_tokens(target, context + most_tokens)
@@ -42,11 +45,15 @@ class VerifyProbe:
         self._cache = filled_cache(target, tokens[:, :context])
         self.can_roll_back = why_not_rollback(self._cache) is None
         self._has_logits_to_keep = bool(target._supports_logits_to_keep())
+        static = lease.target if lease is not None and self.can_roll_back else None
+        self._static = static if static is not None and context + most_tokens <= static.capacities[-1] else None
 
     def seconds(self, width: int) -> float:
         """One forward over `width` tokens. A target that cannot be rolled back is decoded plainly: always one token."""
         if not self.can_roll_back:
             return self._forward(1)
+        if self._static is not None:
+            return self._prepared(width)
         taken = self._forward(width)
         drop_last(self._cache, width)
         return taken
@@ -59,9 +66,18 @@ class VerifyProbe:
         if self._has_logits_to_keep:
             kwargs["logits_to_keep"] = width
         ids = self._following[:, :width]
-        started = _now(self._target.device)
+        started = now(self._target.device)
         self._target(input_ids=ids, attention_mask=mask, use_cache=True, return_dict=True, **kwargs)
-        return _now(self._target.device) - started
+        return now(self._target.device) - started
+
+    def _prepared(self, width: int) -> float:
+        assert self._static is not None
+        self._static.pretend(self._context)
+        started = now(self._target.device)
+        self._static.run(self._following[:, :width])
+        taken = now(self._target.device) - started
+        self._static.crop(width)
+        return taken
 
 
 class DraftProbe:
@@ -71,7 +87,7 @@ class DraftProbe:
     saves is learnt in service. The text grows by a token with every proposal, as if the target had rejected all drafts.
     """
 
-    def __init__(self, target: PreTrainedModel, source: DraftSource, context: int) -> None:
+    def __init__(self, target: PreTrainedModel, source: DraftSource, context: int, lease: Lease | None = None) -> None:
         self._target = target
         self._session: Any = source.start(
             DraftRequest(
@@ -82,6 +98,7 @@ class DraftProbe:
                 randomness=TorchRandomness(target.device),
                 scores_dtype=torch.float32,
                 is_paired=True,
+                static_draft=None if lease is None else lease.draft,
             )
         )
         self._period = max(1, context // 2)
@@ -97,9 +114,9 @@ class DraftProbe:
     def seconds(self, block_length: int) -> float:
         """One proposal, what it took to catch up left out."""
         self._show_states()
-        started = _now(self._target.device)
+        started = now(self._target.device)
         proposal = self._session.propose(self._text, block_length)
-        taken = _now(self._target.device) - started - float(proposal.catch_up_seconds)
+        taken = now(self._target.device) - started - float(proposal.catch_up_seconds)
         if self.catch_up_seconds is None:
             self.catch_up_seconds = float(proposal.catch_up_seconds)
         if self._following:
@@ -145,7 +162,7 @@ def some_tokens(target: PreTrainedModel, count: int) -> Tensor:
     return torch.randint(0, size, (1, max(1, count)), generator=generator).to(target.device)
 
 
-def _now(device: torch.device) -> float:
+def now(device: torch.device) -> float:
     """After all that was started on the device has ended."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -17,6 +17,7 @@ from autospec.types import BlockOutcome
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from autospec.backends.backend import Backend
     from autospec.costs.model import CostModel
 
 LEAST_SECONDS_BETWEEN = 600.0
@@ -36,6 +37,7 @@ class Upkeep:
         target: the model that verifies.
         sources: draft sources by name, attached.
         clock: seconds, for the time between calibrations.
+        backend: how forwards run; None: as the models themselves run them.
     """
 
     def __init__(
@@ -44,14 +46,16 @@ class Upkeep:
         sources: Mapping[str, DraftSource],
         *,
         clock: Callable[[], float] = time.monotonic,
+        backend: Backend | None = None,
     ) -> None:
         self._target = target
         self._sources = sources
         self._clock = clock
+        self._backend = backend
         self._lock = threading.Lock()
         renew_after_fork(self)
         self._place = self._tried = (target.device, target.dtype)
-        self.costs: CostModel = cost_model(target, sources)
+        self.costs: CostModel = cost_model(target, sources, backend)
         self._not_before = clock() + LEAST_SECONDS_BETWEEN
 
     def before_request(self) -> None:
@@ -72,9 +76,16 @@ class Upkeep:
             self._tried = place
             started = self._clock()
             if has_moved:
+                self._backend = None  # prepared for where the target was
                 measured = measure(self._target, self._sources)
             else:
-                measured = measure(self._target, self._sources, fresh=True, budget_seconds=SHORT_BUDGET_SECONDS)
+                measured = measure(
+                    self._target,
+                    self._sources,
+                    fresh=True,
+                    budget_seconds=SHORT_BUDGET_SECONDS,
+                    backend=self._backend,
+                )
                 _log.info("measured costs anew: verification had come to %.2f times its cost", self.costs.drift)
             self.costs.recalibrate(measured.table, is_asynchronous=place[0].type == "cuda")
             self._place = place

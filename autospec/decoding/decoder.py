@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,11 +12,13 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+from autospec.backends.backend import Backend, Lease
 from autospec.caches import context_window, stretches_beyond
 from autospec.decoding.answer import Answer
 from autospec.decoding.loop import Chooser, Loop
 from autospec.decoding.processors import pure_processors
 from autospec.decoding.selection import make_rule
+from autospec.decoding.static_target import StaticTargetSession
 from autospec.decoding.support import CannotDecodeError, check_prompt, why_not
 from autospec.decoding.tally import Tally
 from autospec.decoding.target import TargetSession
@@ -41,6 +44,8 @@ class Decoder:
         make_randomness: where draws come from; torch's global generator unless something is to be proved.
         scores_dtype: of the target's processed scores; `generate` uses float32.
         keeps_blocks: the tally keeps each block's outcome.
+        backend: how forwards run; None: as the models themselves run them.
+        hands_back_cache: somebody may look at the target's cache afterwards.
     """
 
     def __init__(
@@ -54,6 +59,8 @@ class Decoder:
         make_randomness: Callable[[torch.device], Randomness] = TorchRandomness,
         scores_dtype: torch.dtype = torch.float32,
         keeps_blocks: bool = False,
+        backend: Backend | None = None,
+        hands_back_cache: bool = True,
     ) -> None:
         self._segment = segment
         self._chooser = chooser
@@ -63,6 +70,8 @@ class Decoder:
         self._make_randomness = make_randomness
         self._scores_dtype = scores_dtype
         self._keeps_blocks = keeps_blocks
+        self._backend = backend
+        self._hands_back_cache = hands_back_cache
         self.__signature__ = _SIGNATURE
         self.tally = Tally()
         self.prompt_tokens = 0
@@ -85,12 +94,27 @@ class Decoder:
         """
         if why := why_not(model, input_ids, generation_config, model_kwargs):
             raise CannotDecodeError(why)
+        check_prompt(model, input_ids, context_window(model))
+        with nullcontext(Lease()) if self._backend is None else self._backend.lease() as lease:
+            return self._decode(
+                model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, lease
+            )
+
+    def _decode(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        lease: Lease,
+    ) -> Any:
         window = context_window(model)
-        check_prompt(model, input_ids, window)
         self.prompt_tokens = input_ids.shape[1]
         text = _without_padding(input_ids, model_kwargs.get("attention_mask"))
         do_sample = bool(generation_config.do_sample)
-        target = TargetSession(model, generation_config, model_kwargs)
+        target = self._target(model, generation_config, model_kwargs, lease)
         randomness = self._make_randomness(input_ids.device)
         request = RequestContext(
             segment=self._segment,
@@ -110,6 +134,7 @@ class Decoder:
             is_paired=self._sampling == "paired",
             segment=self._segment,
             target_cache=target.cache,
+            static_draft=lease.draft,
         )
         if self._streamer is not None:
             self._streamer.put(input_ids.cpu())
@@ -139,9 +164,18 @@ class Decoder:
             self.output_tokens = answer.num_tokens
             if rule.num_residual_underflows:
                 loop.tally.notes.append(f"{rule.num_residual_underflows} residuals underflowed")
+            if why := lease.why_not or getattr(target, "why_eager", None):
+                loop.tally.notes.append(f"decoded eagerly: {why}")
         answer.end_stream()
         loop.learn(self.output_tokens)
         return answer.output(target.finish())
+
+    def _target(
+        self, model: PreTrainedModel, config: GenerationConfig, model_kwargs: dict[str, Any], lease: Lease
+    ) -> TargetSession:
+        if lease.target is None:
+            return TargetSession(model, config, model_kwargs)
+        return StaticTargetSession(model, config, model_kwargs, lease.target, hands_back=self._hands_back_cache)
 
 
 _parameters = list(inspect.signature(Decoder.__call__).parameters.values())
