@@ -157,7 +157,8 @@ class Loop:
         logits = self._target.forward(padded_ids, num_draft, len(padding))
         verify_seconds = self._watch.lap()
         input_ids = padded_ids[:, : padded_ids.shape[1] - len(padding)] if padding else padded_ids
-        committed = self._decode_block(logits, proposal, input_ids)
+        is_broken = num_draft > 0 and self._target.is_broken(logits)
+        committed = self._one_by_one(proposal) if is_broken else self._decode_block(logits, proposal, input_ids)
         outcome = BlockOutcome(
             segment=self._request.segment,
             action=action,
@@ -354,6 +355,23 @@ class Loop:
         if self._seeing:
             self._show_states()
         return committed
+
+    def _one_by_one(self, proposal: Proposal) -> Committed:
+        """A block in whose forward a draft token broke the rows before its own: a plain step for each position."""
+        self._target.take_back()
+        total = Committed()
+        for position in range(len(proposal.tokens) + 1):
+            tokens, probs = proposal.tokens[position:], proposal.draft_probs
+            rest = Proposal(tokens, probs[position:] if probs is not None and tokens else None)
+            input_ids = self._answer.tokens.on_device
+            committed = self._decode_block(self._target.forward(input_ids, 0), rest, input_ids)
+            total.num_tokens += committed.num_tokens
+            total.num_accepted += committed.num_accepted
+            total.num_judged += committed.num_judged
+            total.emission_seconds += committed.emission_seconds
+            if self._answer.is_finished or not committed.num_accepted:
+                break
+        return total
 
     def _note(self, text: str) -> None:
         self.tally.notes.append(text)

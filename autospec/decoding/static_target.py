@@ -72,6 +72,15 @@ class StaticTargetSession(TargetSession):
         self._ran = (width, num_padding)
         return logits[: num_draft_tokens + 1]
 
+    def take_back(self) -> None:
+        if self._after is not None:
+            self._after.take_back()
+        elif self._is_static:
+            self._static.crop(self._ran[0])
+            self._ran = (0, 0)
+        else:
+            super().take_back()
+
     def commit(self, num_tokens: int) -> None:
         if self._after is not None:
             self._after.commit(num_tokens)

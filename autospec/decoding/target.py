@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import output_capturing
@@ -117,6 +118,24 @@ class TargetSession:
             raise ExactnessError("the model did not append the block to its cache: it cannot be verified by blocks")
         logits = self._keep(outputs, width, num_padding)
         return logits[: num_draft_tokens + 1] if num_padding else logits
+
+    def is_broken(self, logits: Tensor) -> bool:
+        """Did a token of the last forward break the rows before its own?
+
+        Keys or values that overflowed are hidden from earlier rows, but zero times infinity is not a number. It is
+        looked at on the CPU, and in float16 elsewhere: other formats hardly overflow, and the host would have to wait.
+
+        Args:
+            logits: [n, vocab_size], as `forward` gave them.
+        """
+        if logits.device.type != "cpu" and logits.dtype != torch.float16:
+            return False
+        return bool(logits[:, :: max(1, logits.shape[1] // 8)].isnan().any())  # a broken row is broken throughout
+
+    def take_back(self) -> None:
+        """Forget the last forward: everything is as it was in front of it."""
+        drop_last(self._carried.cache, self._width)
+        self._outputs = None
 
     def commit(self, num_tokens: int) -> None:
         """Keep what belongs to the last committed tokens but one; forget rejected drafts and padding.

@@ -57,16 +57,19 @@ class Verification:
         is asked about a position before the one in front of it is committed; where looking is only costly, a few.
 
         Args:
-            logits: [k + 1, vocab_size], the target's, one row for each prefix that ends after a draft token.
+            logits: [k + 1, vocab_size], the target's, one row for each prefix that ends after a draft token; or
+                [1, vocab_size], for the first position alone.
             proposal: k draft tokens.
-            input_ids: [1, n + k], the committed tokens and the drafts.
+            input_ids: [1, n + k], the committed tokens and the drafts; [1, n] for the first position alone.
         """
         num_drafts, draft_probs = len(proposal.tokens), proposal.draft_probs
         processors, committed = self._processors, Committed()
         raw = logits.to(copy=processors.may_write, dtype=self._scores_dtype, device=input_ids.device)
-        if not num_drafts:  # as in plain decoding
+        if len(raw) == 1:  # as in plain decoding
             scores = processors.plainly(input_ids, raw)
-            self._append(self._rule.select(scores, (), None), raw, scores, committed)
+            first = None if draft_probs is None else draft_probs[:1]
+            self._append(self._rule.select(scores, proposal.tokens[:1], first), raw, scores, committed)
+            committed.num_judged = min(committed.num_tokens, num_drafts)
             return committed
         num_committed = input_ids.shape[1] - num_drafts
         step = (processors.num_together or num_drafts + 1) if self._answer.is_predictable else 1
