@@ -37,7 +37,7 @@ class Controller:
 
     @property
     def is_off(self) -> bool:
-        return bool(getattr(self._policy, "is_off", False))
+        return getattr(self._policy, "is_off", False) is True  # a method of that name is something else
 
     def asks(self, segment: str, sources: Collection[str]) -> Collection[str]:
         return asked(self._policy, segment, sources)

@@ -159,8 +159,12 @@ class TorchRandomness:
         """A draw begins: with a global generator, one at a time."""
         if self._generator is None:
             _turns.lock.acquire()
-            _turns.take()
-            self._turns_of_others = _turns.of_others()
+            try:
+                _turns.take()
+                self._turns_of_others = _turns.of_others()
+            except BaseException:  # Ctrl-C, too: others wait for the lock
+                _turns.lock.release()
+                raise
 
     def __exit__(self, *error: object) -> None:
         if self._generator is None:

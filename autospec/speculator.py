@@ -199,7 +199,6 @@ class Speculator:
         self._run = run
         self._deployment = describe_deployment(model, self.sources, self.backend.name)
         self._place = (model.device, model.dtype)
-        self._parameter = next(iter(model.parameters()), None)  # it moves with the model
         self._is_closed = False
         self._is_inside: ContextVar[bool] = ContextVar("autospec_inside", default=False)
         self._is_control: ContextVar[bool] = ContextVar("autospec_control", default=False)
@@ -416,7 +415,7 @@ class Speculator:
         if reason is not None and reason not in self._warned:
             self._warned.add(reason)
             warn(f"left to the original generate: {reason}", stacklevel=4)
-        parameter = self._parameter
+        parameter = next(self.model.parameters(), None)
         if parameter is None or (parameter.device, parameter.dtype) != self._place:  # moved since it was wrapped
             self._place = (self.model.device, self.model.dtype)
             self._deployment = describe_deployment(self.model, self.sources, self.backend.name)

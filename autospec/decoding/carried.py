@@ -15,6 +15,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from autospec.caches import CACHE_KEYWORD, find_cache
 
 _GROWING = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
+_USUAL_UPDATE = GenerationMixin._update_model_kwargs_for_generation
 _FURTHER = 64  # tokens of new room
 
 
@@ -31,9 +32,8 @@ class Carried:
         self._model = model
         self.kwargs = kwargs  # those of the committed tokens
         self._room = max(room, 1)
-        own = getattr(type(model), "_update_model_kwargs_for_generation", None)
-        is_usual = own is GenerationMixin._update_model_kwargs_for_generation
-        self._update = None if is_usual else model._update_model_kwargs_for_generation
+        own = model._update_model_kwargs_for_generation
+        self._update = None if getattr(own, "__func__", None) is _USUAL_UPDATE else own
         self._num_committed = 0  # tokens that the kwargs do not hold
         self._roomy: dict[str, Tensor] | None = None  # [..., as many tokens as there is room for]
         self._lengths: dict[str, int] = {}  # tokens of each in the kwargs

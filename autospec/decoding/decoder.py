@@ -156,8 +156,11 @@ class Decoder:
         self.tally.outcomes = [] if self._keeps_blocks else None
         try:
             loop.run()
-        except BaseException:
-            target.finish()
+        except BaseException as error:
+            try:
+                target.finish()
+            except RuntimeError as other:  # it may have run out of memory; the first error is the one to raise
+                error.add_note(f"the cache could not be put back: {other}")
             answer.break_stream()
             raise
         finally:

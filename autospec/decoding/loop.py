@@ -128,6 +128,7 @@ class Loop:
             self._sources.clear()
             self._see_nothing()
         self._decode_block(logits, _NOTHING, input_ids)
+        del logits  # a row of those of the whole prompt, with models that give no fewer
         self._watch.lap()
         with self._target.decoding():
             step = self._plain_step if is_off and self.tally.outcomes is None else self._block  # all are recorded alike

@@ -218,13 +218,16 @@ class Drawing:
         """
         scores = self._write(logits, self._request.vocab_size) if self._is_plain else self._scores(logits)
         best, token = scores.max(dim=-1)
-        self._largest.append(torch.stack([best[0] if scores is logits else logits[0].amax().to(best.dtype), best[0]]))
+        largest = torch.stack([best[0] if scores is logits else logits[0].amax().to(best.dtype), best[0]])
+        draft_probs = None
         if not self._is_greedy:
             draft_probs = scores.softmax(dim=-1)[0]
             token = self._randomness.category(draft_probs)[None]
-            self._probs.append(draft_probs)
         if self._prefix is not None:
             self._prefix.append(len(self._unseen), token[0])
+        if draft_probs is not None:
+            self._probs.append(draft_probs)
+        self._largest.append(largest)
         self._unseen.append(token)
         return token
 

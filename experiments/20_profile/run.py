@@ -99,7 +99,6 @@ def methods(each: Subject) -> list[tuple[Any, str, Any]]:
             "prepare_inputs_for_generation",
             lambda around: PREFILL if PREFILL in around else "target: inputs",
         ),
-        (GenerationMixin, "_update_model_kwargs_for_generation", "commit and roll back"),
         (LogitsProcessorList, "__call__", _processors),
         (StoppingCriteriaList, "__call__", "criteria and streamer"),
         (Speculator, "generate", "call: around generate"),
