@@ -17,8 +17,8 @@ from tests.browsing import HAS_BROWSER, window  # noqa: E402
 from tests.dashboard_stores import served  # noqa: E402
 
 WIDTH = 1_280
-HEIGHTS = {"overview": 860, "segment": 1_330}
-MOST_BYTES = 200_000
+HEIGHTS = {"overview": 960, "segment": 1_620}
+MOST_BYTES = 320_000
 
 
 def main() -> int:
