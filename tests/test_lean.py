@@ -22,7 +22,7 @@ pytestmark = pytest.mark.compat
 
 FEW, MANY = 10, 30
 STEPS = MANY - FEW
-CALLS_BESIDE = 30  # of Python's functions in a step, for what is counted and timed there
+CALLS_BESIDE = 30  # of functions in a step, more than generate has: for what is counted and timed there
 DECODINGS = {"greedy": {"do_sample": False}, "sampled": {"do_sample": True, "temperature": 0.8, "top_k": 0}}
 
 
@@ -156,7 +156,7 @@ class TestOff:
         assert not steps["ones"]
         assert not steps["new_ones"]
 
-    def test_no_more_calls_than_generate(self, model: Any, options: dict[str, Any]) -> None:
+    def test_at_most_so_many_calls_beside_those_of_generate(self, model: Any, options: dict[str, Any]) -> None:
         ids = tiny.prompt(30)
         theirs = calls_of_steps(lambda tokens: model.generate(ids, max_new_tokens=tokens, **options))
         with autospec.wrap(model, policy="off"):
