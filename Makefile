@@ -7,6 +7,7 @@ MODEL := smollm2-135m
 TORCH := 2.13.0
 COMPAT := .venv-compat
 AXE := tests/axe
+PROMPTS ?= $(AUTOSPEC_PROMPTS)
 
 export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -25,7 +26,7 @@ AXE_READY := $(AXE)/node_modules/.package-lock.json
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: $(COMPAT)/%/.ready
-.PHONY: help setup demo test test-compat bench bench-peers bench-verification profile lint format types lock model postgres browser compiler axe clean
+.PHONY: help setup demo test test-compat bench bench-peers bench-prompts bench-verification profile lint format types lock model postgres browser compiler axe clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,8 +47,13 @@ test-compat: compat-5.17 ## the decoder's tests on transformers 5.17 and on the 
 	  echo "transformers $$newest is the newest 5.x and the locked one: make test covers it"; \
 	else $(MAKE) --no-print-directory "compat-$$newest"; fi
 
-bench: bench-peers model ## autospec beside generate, transformers and two packages, with speed-ups and memory (idle machine, 40 minutes; BENCH=--quick: three)
-	$(BIN)/python experiments/23_benchmark/run.py $(BENCH)
+bench: bench-prompts bench-peers model ## autospec beside generate, transformers and two packages, with speed-ups and memory: PROMPTS=FILE, questions of Spec-Bench (idle machine; BENCH=--quick: a short look)
+	$(BIN)/python experiments/23_benchmark/run.py --prompts "$(PROMPTS)" $(BENCH)
+
+# Looked for first, as building the environments takes long.
+bench-prompts:
+	@test -f "$(PROMPTS)" || { echo "make bench: $(or $(PROMPTS),no prompts): say make bench PROMPTS=FILE, or set AUTOSPEC_PROMPTS: questions \
+	of Spec-Bench, JSON lines with question_id, segment and turns (experiments/04_spec_bench)"; exit 1; }
 
 bench-peers: $(DEV_READY) ## environments of the packages that make bench measures beside autospec, in .bench
 	$(BIN)/python experiments/23_benchmark/run.py --build

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,18 +134,27 @@ class TestPrompts:
 
 
 @pytest.mark.model
-def test_the_questions_are_tokenised_under_the_chat_template(bench: ModuleType) -> None:
-    if not bench.PROMPTS.exists():
-        return  # a bare checkout: run.py wants --prompts there
+def test_the_questions_are_tokenised_under_the_chat_template(bench: ModuleType, tmp_path: Path) -> None:
+    segments, asked = ("qa", "rag", "write"), {n: " ".join(["word"] * 20 * n) for n in range(1, 9)}
+    lines = [
+        json.dumps({"question_id": f"{segment}{n}", "segment": segment, "turns": [text, "Shorter."]})
+        for n, text in asked.items()
+        for segment in segments
+    ]
+    (tmp_path / "questions.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     tokenizer = bench.AutoTokenizer.from_pretrained(bench.models.resolve(bench.TARGET))
-    segments = bench.read(bench.PROMPTS, tokenizer)
-    assert len(segments) == 6
-    measured, learned, others = bench.choose(segments, 2, 5, 1, 64, 2048)
-    assert len(measured) == 12
-    assert len(learned) == 30
-    assert len(others) == 6
+    found = bench.read(tmp_path / "questions.jsonl", tokenizer)
+    assert {segment: len(prompts) for segment, prompts in found.items()} == dict.fromkeys(segments, 8)
+    first = found["qa"][0]
+    assert (first.prompt_id, first.segment) == ("qa1", "qa")
+    text = tokenizer.decode(first.tokens)
+    assert f"user\n{asked[1]}<|im_end|>" in text
+    assert text.endswith("<|im_start|>assistant\n")
+    assert "Shorter." not in text
+    measured, learned, others = bench.choose(found, 2, 5, 1, 64, 2048)
+    assert (len(measured), len(learned), len(others)) == (6, 15, 3)
     assert not {p.prompt_id for p in measured} & {p.prompt_id for p in (*learned, *others)}
-    assert all(isinstance(token, int) for token in measured[0].tokens)
+    assert all(64 <= len(p.tokens) for p in measured)
 
 
 @pytest.fixture(scope="module")

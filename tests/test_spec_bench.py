@@ -21,11 +21,10 @@ PROMPTS_PER_SEGMENT = 4
 NEW_TOKENS = 8
 
 
-def short_prompts(experiment: ModuleType) -> list[DemoPrompt]:
-    """The shortest of each segment: of Spec-Bench where its file is at hand, of the demonstration otherwise."""
-    prompts = experiment.read_spec_bench(experiment.PROMPTS) if experiment.PROMPTS.exists() else load_prompts()
+def short_prompts() -> list[DemoPrompt]:
+    """The shortest of each segment of the demonstration."""
     segments: dict[str, list[DemoPrompt]] = defaultdict(list)
-    for prompt in sorted(prompts, key=lambda p: sum(len(m["content"]) for m in p.messages)):
+    for prompt in sorted(load_prompts(), key=lambda p: sum(len(m["content"]) for m in p.messages)):
         segments[prompt.segment].append(prompt)
     return [prompt for segment in segments.values() for prompt in segment[:PROMPTS_PER_SEGMENT]]
 
@@ -35,7 +34,7 @@ def test_no_answer_differs_however_blocks_are_switched(experiment: ModuleType) -
     # bfloat16, where ties are common, unless this machine takes minutes for it
     model, tokenizer = models.load("smollm2-135m", dtype=models.faster_dtype())
     sources = experiment.make_drafts(model, tokenizer, 25)
-    prompts = short_prompts(experiment)
+    prompts = short_prompts()
     assert len(prompts) == 24
     rows: list[dict[str, Any]] = []
     for number, prompt in enumerate(prompts):

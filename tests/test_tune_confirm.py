@@ -465,9 +465,13 @@ class TestExperiment:
         with pytest.raises(ConfigurationError, match="17 are needed"):
             experiment.spread(list(range(10)), 12, 5, "s")
 
-    def test_a_missing_file_of_prompts_is_named(self, experiment: ModuleType) -> None:
-        with pytest.raises(ConfigurationError, match=r"nowhere\.jsonl: No such file"):
-            experiment.prompts_of(SimpleNamespace(prompts=experiment.FOLDER / "nowhere.jsonl", tuning=1, live=1))
+    def test_a_missing_file_of_prompts_is_named(
+        self, experiment: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr("sys.argv", ["run.py", "--prompts", "nowhere.jsonl"])
+        with pytest.raises(SystemExit):
+            experiment.parse_options()
+        assert "nowhere.jsonl: no such file" in capsys.readouterr().err
 
     def test_replicas_are_made_of_the_scores_of_one_segment(self, experiment: ModuleType) -> None:
         def scores(number: int, segment: str, length: int) -> ScoredRequest:

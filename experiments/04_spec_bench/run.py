@@ -20,8 +20,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
 import torch
 import transformers
+from common import add_prompts, need_prompts
 from tqdm import tqdm
 
 from autospec import models
@@ -39,7 +42,6 @@ KINDS = ("identical", "tie", "different")
 COUNTED = ("output_tokens", "blocks", "judged", "accepted")
 MAX_BLOCK_LENGTH = 8
 FOLDER = Path(__file__).parent
-PROMPTS = FOLDER.parent.parent.parent / "shared" / "data" / "spec_bench.jsonl"
 
 # arm -> what each block may be drafted by
 ARMS = {
@@ -95,7 +97,7 @@ def main() -> int:
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=Path, default=PROMPTS, help="the Spec-Bench questions, JSONL")
+    add_prompts(parser)
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder for results.json")
     parser.add_argument("--work", type=Path, default=None, help="judged answers; work.jsonl in --out if left out")
     parser.add_argument("--dtype", choices=[*DTYPES, "both"], default="both")
@@ -107,6 +109,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--segments", type=lambda text: text.split(","), default=None, help="only these, a,b,c")
     parser.add_argument("--arms", type=lambda text: text.split(","), default=[*ARMS], help=f"of {','.join(ARMS)}")
     options = parser.parse_args()
+    need_prompts(parser, options.prompts)
     if unknown := sorted(set(options.arms) - set(ARMS)):
         parser.error(f"--arms: {unknown[0]!r} is not one of {', '.join(ARMS)}")
     options.work = options.work or options.out / "work.jsonl"

@@ -16,8 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
 import torch
-from run import FOLDER, OPTIONS, PROMPTS, TARGET, TheirPromptLookup, below, first_turns
+from common import DECODINGS, add_prompts, need_prompts
+from run import FOLDER, TARGET, TheirPromptLookup, below, first_turns
 from tqdm import tqdm
 from transformers import LogitsProcessorList
 
@@ -37,12 +40,13 @@ RUNS = {"T = 0.8": 1, "greedy": 1}  # answers to each prompt
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=Path, default=PROMPTS, help="the Spec-Bench questions, JSONL")
+    add_prompts(parser)
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder for bar.json")
     parser.add_argument("--limit", type=int, default=20, help="prompts of each segment")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="float32")
     options = parser.parse_args()
+    need_prompts(parser, options.prompts)
     prompts = first_turns(options.prompts, options.limit)
     model, tokenizer = models.load(TARGET, dtype=options.dtype)
     rows: list[dict[str, Any]] = []
@@ -109,7 +113,7 @@ def answers(
                 input_ids=torch.tensor(padded),
                 attention_mask=torch.tensor(mask),
                 max_new_tokens=new_tokens,
-                **OPTIONS[decoding],
+                **DECODINGS[decoding],
             )
             for prompt, row in zip(batch, output[:, length:].tolist(), strict=True):
                 end = next((i + 1 for i, token in enumerate(row) if token in ends), len(row))

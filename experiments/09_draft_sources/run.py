@@ -21,8 +21,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
 import torch
 import transformers
+from common import DECODINGS, add_prompts, need_prompts
 from tqdm import tqdm
 from transformers import GenerationConfig
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
@@ -39,10 +42,6 @@ from autospec.replay import Recording, record
 
 TARGET = "smollm2-135m"
 ASSISTANT = "smollm2-135m-assistant"
-OPTIONS: dict[str, dict[str, Any]] = {
-    "greedy": {"do_sample": False},
-    "T = 0.8": {"do_sample": True, "temperature": 0.8, "top_k": 0},
-}
 BLOCK_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 EXIT_LAYERS = (2, 4, 8, 15, 22)
 EXIT_PROMPTS = 6  # they are slow, and few are enough to see that
@@ -50,7 +49,6 @@ EXIT_LENGTHS = (1, 4)
 CONTEXTS = (1_000, 8_000, 32_000)
 CONTEXT_BLOCKS = 200
 FOLDER = Path(__file__).parent
-PROMPTS = FOLDER.parent.parent.parent / "shared" / "data" / "spec_bench.jsonl"
 
 
 class TheirPromptLookup:
@@ -124,7 +122,7 @@ def main() -> int:
                 desc=f"answers, {name}",
             )
         )
-        for name, how in OPTIONS.items()
+        for name, how in DECODINGS.items()
     }
     costs = calibrate(model, {}, block_lengths=BLOCK_LENGTHS)
     assistant = Assistant(models.load_model(ASSISTANT, dtype=options.dtype))
@@ -174,12 +172,14 @@ def main() -> int:
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=Path, default=PROMPTS, help="the Spec-Bench questions, JSONL")
+    add_prompts(parser)
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder for results.json")
     parser.add_argument("--limit", type=int, default=5, help="prompts of each segment")
     parser.add_argument("--new-tokens", type=int, default=48)
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    return parser.parse_args()
+    options = parser.parse_args()
+    need_prompts(parser, options.prompts)
+    return options
 
 
 def first_turns(path: Path, limit: int) -> list[DemoPrompt]:

@@ -24,11 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
 import numpy as np
 import sklearn
 import torch
 import transformers
 from sklearn.metrics import adjusted_mutual_info_score
+from common import add_prompts, need_prompts
 from tqdm import tqdm
 from transformers import LogitsProcessorList
 
@@ -68,7 +71,6 @@ LONG_PROMPT = 4096
 TIMED = 300
 BATCH = 10
 FOLDER = Path(__file__).parent
-PROMPTS = FOLDER.parent.parent.parent / "shared" / "data" / "spec_bench.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +154,14 @@ def main() -> int:
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=Path, default=PROMPTS, help="the Spec-Bench questions, JSONL")
+    add_prompts(parser)
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder for results.json")
     parser.add_argument("--limit", type=int, default=20, help="answered prompts of each segment")
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--work", type=Path, help="counts of an earlier run, or where to keep them; no text is in it")
-    return parser.parse_args()
+    options = parser.parse_args()
+    need_prompts(parser, options.prompts)
+    return options
 
 
 def first_turns(path: Path) -> list[DemoPrompt]:

@@ -244,7 +244,7 @@ def requests(model: Any, tokenizer: Any, sources: list[Any], table: CostTable, c
     policy = Wandering(table)
     prompts = list(interleaved(load_prompts()))
     rows = []
-    with autospec.wrap(model, tokenizer=tokenizer, drafts=sources, policy=policy):
+    with autospec.wrap(model, tokenizer=tokenizer, drafts=sources, policy=policy, backend="eager"):
         for number in tqdm(range(count), desc="requests"):
             inputs = encode(tokenizer, prompts[number % len(prompts)], model)
             if number % 6 == 5:

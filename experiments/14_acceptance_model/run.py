@@ -12,13 +12,17 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
 import numpy as np
 import torch
+from common import DECODINGS, add_prompts, need_prompts
 from tqdm import tqdm
 from transformers import LogitsProcessorList
 
@@ -35,12 +39,7 @@ from autospec.replay import record
 from autospec.types import Action, BlockContext, BlockOutcome, OfferOutcome, RequestContext
 
 FOLDER = Path(__file__).parent
-PROMPTS = FOLDER.parent.parent.parent / "shared" / "data" / "spec_bench.jsonl"
 SEGMENTS = ("multi_turn", "translation", "summarization", "qa", "math_reasoning", "rag")
-OPTIONS: dict[str, dict[str, Any]] = {
-    "greedy": {"do_sample": False},
-    "T = 0.8": {"do_sample": True, "temperature": 0.8, "top_k": 0},
-}
 MOST = 16
 DRAFTED = 4
 """Tokens that the model draft is asked for at each block."""
@@ -96,7 +95,7 @@ def answers(arguments: argparse.Namespace) -> list[Answer]:
         prompts = first_turns(arguments.prompts, arguments.limit, arguments.tokens, arguments.skip)
         made = {
             kind: record(model, tokenizer, prompts, options, max_new_tokens=arguments.tokens)
-            for kind, options in OPTIONS.items()
+            for kind, options in DECODINGS.items()
         }
         by_kind = {kind: list(tqdm(each, total=len(prompts), desc=kind)) for kind, each in made.items()}
         rows = [
@@ -122,7 +121,7 @@ def _request(row: dict[str, Any]) -> DraftRequest:
     return DraftRequest(
         device=device,
         vocab_size=row["vocab_size"],
-        do_sample=OPTIONS[row["kind"]]["do_sample"],
+        do_sample=DECODINGS[row["kind"]]["do_sample"],
         processors=LogitsProcessorList(),
         randomness=TorchRandomness(device),
         scores_dtype=torch.float32,
@@ -289,7 +288,7 @@ def first_turns(path: Path, limit: int, tokens: int, skip: int) -> list[DemoProm
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=Path, default=PROMPTS)
+    add_prompts(parser)
     parser.add_argument("--limit", type=int, default=10, help="prompts of each segment")
     parser.add_argument("--skip", type=int, default=1, help="how far the choice of prompts is moved on")
     parser.add_argument("--tokens", type=int, default=48, help="of each answer")
@@ -297,6 +296,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=None, help="where the answers are kept, and taken from")
     parser.add_argument("--out", type=Path, default=FOLDER)
     arguments = parser.parse_args()
+    if arguments.work is None or not arguments.work.exists():
+        need_prompts(parser, arguments.prompts)
     mixed = answers(arguments)
     target, tokenizer = models.load("smollm2-135m", dtype=arguments.dtype)
     # its likeliest token: then what becomes of it follows from the answer alone, as in paired sampling
@@ -308,7 +309,7 @@ def main() -> None:
         "all": late,
         "first position": [each for each in late if each.position == 1],
         **{source: [each for each in late if each.source == source] for source in ("ngram", "suffix", "assistant")},
-        **{kind: [each for each in late if each.kind == kind] for kind in OPTIONS},
+        **{kind: [each for each in late if each.kind == kind] for kind in DECODINGS},
         **{segment: [each for each in late if each.segment == segment] for segment in SEGMENTS},
         "from the first offer on": judged,
     }

@@ -14,6 +14,7 @@ import argparse
 import copy
 import json
 import platform
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,9 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
 import numpy as np
 import torch
 import transformers
+from common import DECODINGS, add_prompts, need_prompts
 from tqdm import tqdm
 
 import autospec
@@ -37,11 +41,6 @@ from autospec.policies import Fixed, Goodput, Guard, Policy
 from autospec.types import Action, BlockContext, BlockOutcome
 
 FOLDER = Path(__file__).parent
-PROMPTS = FOLDER.parent.parent.parent / "shared" / "data" / "spec_bench.jsonl"
-DECODINGS: dict[str, dict[str, Any]] = {
-    "greedy": {"do_sample": False},
-    "T = 0.8": {"do_sample": True, "temperature": 0.8, "top_k": 0},
-}
 FIXED = (
     ("ngram", 4),
     ("ngram", 8),
@@ -109,7 +108,12 @@ class Arm:
             return {"seconds": seconds, "tokens": output.shape[1] - inputs["input_ids"].shape[1]}
         learned = self.policy.seconds if isinstance(self.policy, Learning) else 0.0
         with autospec.wrap(
-            model, tokenizer=tokenizer, drafts=self.sources, policy=self.policy, control_share=0.0
+            model,
+            tokenizer=tokenizer,
+            drafts=self.sources,
+            policy=self.policy,
+            control_share=0.0,
+            backend="eager",
         ) as speculator:
             started = time.perf_counter()
             output = model.generate(**everything, segment=prompt.segment)
@@ -293,7 +297,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=Path, default=PROMPTS)
+    add_prompts(parser)
     parser.add_argument("--limit", type=int, default=3, help="prompts of each segment")
     parser.add_argument("--rehearse", type=int, default=7, help="prompts of each segment that warm `auto` has seen")
     parser.add_argument("--tokens", type=int, default=40, help="of each answer")
@@ -302,6 +306,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=FOLDER)
     parser.add_argument("--work", type=Path, default=Path("live.jsonl"), help="what is done, line by line")
     options = parser.parse_args()
+    need_prompts(parser, options.prompts)
     machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     results: dict[str, Any] = {
         "machine": machine,

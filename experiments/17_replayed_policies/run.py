@@ -13,13 +13,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
 import numpy as np
+from common import DECODINGS
 from tqdm import tqdm
 
 from autospec import models
@@ -42,10 +46,6 @@ CURVES = {
 }
 """Milliseconds of verifying so many tokens, SmolLM2-135M on two cores."""
 NOISE = (0.0, 0.03, 0.1, 0.2)
-OPTIONS: dict[str, dict[str, Any]] = {
-    "greedy": {"do_sample": False},
-    "T = 0.8": {"do_sample": True, "temperature": 0.8, "top_k": 0},
-}
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def scored(path: Path, dtype: str) -> list[ScoredRequest]:
                     segment=row["segment"],
                     prompt=tuple(row["prompt"]),
                     output=tuple(row["answer"]),
-                    options={**OPTIONS[row["kind"]], "max_new_tokens": len(row["answer"])},
+                    options={**DECODINGS[row["kind"]], "max_new_tokens": len(row["answer"])},
                 )
             )
         )

@@ -25,9 +25,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
 import numpy as np
 import torch
 import transformers
+from common import add_prompts, need_prompts
 from tqdm import tqdm
 
 from autospec import models
@@ -59,7 +62,6 @@ from autospec.tune.variants import draft_table, make_variants
 from autospec.tuned_files import make_draft
 
 FOLDER = Path(__file__).parent
-PROMPTS = FOLDER.parent.parent.parent / "shared" / "data" / "spec_bench.jsonl"
 OFF, TUNED = "off", "tuned"
 FIXED = tuple(f"{source}:{length}" for source in ("ngram", "suffix", "assistant") for length in (1, 2, 4, 8))
 HELD_OUT = 0.3  # of the tuning prompts, that `choose` judges by
@@ -139,7 +141,7 @@ def main() -> int:
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=Path, default=PROMPTS, help="the Spec-Bench questions, JSONL")
+    add_prompts(parser)
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
     parser.add_argument("--tuning", type=int, default=16, help="prompts of each segment to tune on")
@@ -153,6 +155,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=None, help="folder for the recorded answers, gone on with")
     parser.add_argument("--out", type=Path, default=None, help="folder for results; this one, or none if quick")
     options = parser.parse_args()
+    need_prompts(parser, options.prompts)
     if options.quick:
         options.tuning, options.live, options.tokens, options.trials = 2, 1, 16, 8
         if options.arms == ",".join(FIXED):
@@ -174,16 +177,10 @@ def prompts_of(options: argparse.Namespace) -> tuple[list[DemoPrompt], list[Demo
     """First turns to tune on and others to decode live, of each segment so many, spread evenly over the file.
 
     Raises:
-        ConfigurationError: there is no such file, or there are too few prompts in it.
+        ConfigurationError: there are too few prompts in it.
     """
     found: dict[str, list[DemoPrompt]] = defaultdict(list)
-    try:
-        lines = options.prompts.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ConfigurationError(
-            f"--prompts {options.prompts}: {error.strerror}: give the questions of Spec-Bench with a segment for each"
-        ) from error
-    for line in lines:
+    for line in options.prompts.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         message = {"role": "user", "content": row["turns"][0]}
         found[row["segment"]].append(DemoPrompt(str(row["question_id"]), row["segment"], (message,), options.tokens))

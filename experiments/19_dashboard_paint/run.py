@@ -9,7 +9,6 @@ Chromium with its driver, and an idle machine.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import platform
@@ -27,6 +26,9 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
+sys.path.insert(1, str(ROOT / "experiments"))
+
+from common import script  # noqa: E402
 
 from autospec.telemetry.store import Store  # noqa: E402
 from tests.browsing import HAS_BROWSER, SIZES, Browser, window  # noqa: E402
@@ -53,6 +55,7 @@ def main() -> int:
     if not HAS_BROWSER:
         raise SystemExit("no Chromium with its driver here: make browser installs it")
     results: dict[str, Any] = {
+        "is_smoke_run": options.smoke,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
         "repeats": options.repeats,
     }
@@ -63,7 +66,7 @@ def main() -> int:
             work.mkdir(parents=True, exist_ok=True)
             file = work / "scale.db"
             if not file.exists():
-                scale().fill([f"sqlite:///{file.absolute()}"], options.requests)
+                script("11_telemetry_scale").fill([f"sqlite:///{file.absolute()}"], options.requests)
         url = f"sqlite:///{file.absolute()}"
         results |= sizes(url) | {"pages": measure(url, options.repeats)}
     options.out.mkdir(parents=True, exist_ok=True)
@@ -85,19 +88,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=None, help="folder for the file that is made; kept")
     parser.add_argument("--requests", type=int, default=5_000_000)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--smoke", action="store_true", help="say in the results that they are a trial of the script")
     parser.add_argument("--out", type=Path, default=FOLDER)
     return parser.parse_args()
-
-
-def scale() -> Any:
-    """The experiment that knows how to make such a database."""
-    path = ROOT / "experiments" / "11_telemetry_scale" / "run.py"
-    spec = importlib.util.spec_from_file_location("telemetry_scale", path)
-    if spec is None or spec.loader is None:
-        raise SystemExit(f"{path} cannot be read")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def sizes(url: str) -> dict[str, int]:

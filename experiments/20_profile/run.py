@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import os
 import platform
 import statistics
 import sys
@@ -32,7 +33,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import GenerationMixin, LogitsProcessorList, StoppingCriteriaList
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(1, str(Path(__file__).parent.parent))
 
+from common import DECODINGS
 from subjects import NAMES, Subject, subject
 from timers import Timers, seconds_of_a_timer
 from tqdm import tqdm
@@ -58,10 +61,6 @@ from autospec.telemetry.recorder import Recorder
 
 FOLDER = Path(__file__).parent
 CONTEXTS = (64, 1000)
-DECODINGS: dict[str, dict[str, Any]] = {
-    "greedy": {"do_sample": False},
-    "T = 0.8": {"do_sample": True, "temperature": 0.8, "top_k": 0},
-}
 GENERATE = "generate"
 ARMS = (GENERATE, "off", "fixed:ngram:8", "fixed:assistant:4", "auto")
 FORWARD = "target: model"
@@ -196,6 +195,7 @@ def wrapped(each: Subject, arm: str, store: str) -> Iterator[Callable[..., Any]]
         control_share=0.0,
         segments="auto",
         resume=False,
+        backend="eager",
     ) as speculator:
         yield lambda *args, **options: (each.model.generate(*args, **options), speculator)
 
@@ -339,6 +339,7 @@ def main() -> None:
     timer_seconds = seconds_of_a_timer()
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, tqdm(total=1) as progress:
+        os.environ["AUTOSPEC_COSTS"] = f"{folder}/costs"  # measured by this run, whatever the user's folder holds
         names, contexts = options.subjects.split(","), [int(each) for each in options.contexts.split(",")]
         progress.reset(len(names) * len(contexts) * len(DECODINGS))
         for name in names:

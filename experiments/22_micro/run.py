@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib.util
 import json
 import platform
 import queue
@@ -23,12 +22,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import ModuleType
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import numpy as np
 import torch
 import transformers
+from common import script
 from tqdm import tqdm
 
 from autospec.deployment import device_name
@@ -62,8 +63,11 @@ class Row:
     high: float
 
     @property
-    def meets_the_bar(self) -> bool:
-        return self.low <= BAR
+    def verdict(self) -> str:
+        """On the bar: `met` or `missed` where ratio and interval agree, else `undecided`."""
+        if max(self.ratio, self.high) <= BAR:
+            return "met"
+        return "missed" if min(self.ratio, self.low) > BAR else "undecided"
 
 
 def compared(name: str, case: str, ours: Timed, floor: Timed, repeats: int) -> Row:
@@ -88,18 +92,6 @@ def compared(name: str, case: str, ours: Timed, floor: Timed, repeats: int) -> R
     return Row(name, case, 1e6 * medians[0], 1e6 * medians[1], medians[0] / medians[1], float(low), float(high))
 
 
-def experiment(folder: str) -> ModuleType:
-    """The script of another experiment, for what it measures with."""
-    name = f"experiment_{folder}"
-    spec = importlib.util.spec_from_file_location(name, FOLDER.parent / folder / "run.py")
-    if spec is None or spec.loader is None:
-        raise RuntimeError(f"experiments/{folder}/run.py is missing")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def seconds_of(call: Callable[[], Any]) -> float:
     started = time.perf_counter()
     call()
@@ -108,7 +100,7 @@ def seconds_of(call: Callable[[], Any]) -> float:
 
 def verification(repeats: int) -> Iterator[Row]:
     """From a block's logits to committed tokens; floor: the operators over the vocabulary alone."""
-    blocks = experiment("07_verification")
+    blocks = script("07_verification")
     kinds = (
         blocks.Kind("greedy", do_sample=False, sampling="paired", is_drawn=False),
         blocks.Kind("sampled, one-hot drafts", do_sample=True, sampling="paired", is_drawn=False),
@@ -282,7 +274,7 @@ def suffix(repeats: int) -> Iterator[Row]:
 
 def choice(repeats: int, segments: int) -> Iterator[Row]:
     """Of 60 actions; floor: the best of as many goodputs, from arrays that are there."""
-    choosing = experiment("16_choosing")
+    choosing = script("16_choosing")
     traffic = choosing.Traffic(segments, seed=0)
     costs = choosing.Costs()
     tokens, seconds = np.random.default_rng(0).uniform(1.0, 4.0, (2, len(choosing.SOURCES) * len(choosing.LENGTHS)))
@@ -375,7 +367,7 @@ def main() -> None:
     print(f"{'':14}{'':44}{'ours us':>10}{'floor us':>10}{'ratio':>8}   95 %")
     for row in rows:
         cells = f"{row.name:14}{row.case:44}{row.ours_us:>10.1f}{row.floor_us:>10.1f}{row.ratio:>8.2f}"
-        print(f"{cells}   {row.low:.2f} to {row.high:.2f}{'' if row.meets_the_bar else f'   above {BAR:g}'}")
+        print(f"{cells}   {row.low:.2f} to {row.high:.2f}   {row.verdict}")
     written = {
         "is_smoke_run": options.smoke,
         "device": device_name(torch.device("cpu")),
@@ -385,7 +377,7 @@ def main() -> None:
         "repeats": options.repeats,
         "segments": options.segments,
         "bar": BAR,
-        "rows": [{**asdict(row), "meets_the_bar": row.meets_the_bar} for row in rows],
+        "rows": [{**asdict(row), "verdict": row.verdict} for row in rows],
     }
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "results.json").write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")

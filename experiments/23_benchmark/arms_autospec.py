@@ -1,11 +1,15 @@
-"""autospec as its users have it: `wrap`, kept for as long as the arm lives."""
+"""autospec as its users have it: `wrap`, kept for as long as the arm lives, forwards as the model runs them."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parent.parent))
+
 from arms_plain import Generate
-from borrowed import live
+from common import script
 
 import autospec
 from autospec.memory import held_bytes, weight_bytes
@@ -18,7 +22,11 @@ class Wrapped(Generate):
         super().__init__(loaded.model, {})
         self._loaded = loaded
         self._speculator = autospec.wrap(
-            self._model, drafts=live().sources(loaded.assistant), policy=policy, control_share=0.0
+            self._model,
+            drafts=script("15_live").sources(loaded.assistant),
+            policy=policy,
+            control_share=0.0,
+            backend="eager",
         )
 
     def answer(self, ids: Any, segment: str, options: dict[str, Any], max_new_tokens: int) -> list[int]:

@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(1, str(Path(__file__).parent.parent))
 
 import torch
 from arms import AUTOS, BASE, FAMILIES, SINGLE, WARM, Arm, Family
 from client import ArmError, Client
+from common import DECODINGS, add_prompts, need_prompts
 from environments import OWN, PEERS, python_of
 from prompts import Prompt, available, choose, read
 from summary import best_setting, summarise
@@ -38,12 +40,7 @@ from autospec.deployment import device_name
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parent.parent
-PROMPTS = ROOT.parent / "shared" / "data" / "spec_bench.jsonl"
 TARGET, ASSISTANT = "smollm2-135m", "smollm2-135m-assistant"
-DECODINGS: dict[str, dict[str, Any]] = {
-    "greedy": {"do_sample": False},
-    "T = 0.8": {"do_sample": True, "temperature": 0.8, "top_k": 0},
-}
 QUICK = {
     "limit": 1,
     "sweep_limit": 0,
@@ -308,6 +305,7 @@ def results_of(bench: Bench, segments: Mapping[str, Sequence[Prompt]]) -> dict[s
         found["actions"] = {auto: _actions(rows, auto) for auto in AUTOS}
         groups[f"{dtype}, {decoding}"] = found
     return {
+        "is_smoke_run": bench.options.smoke,
         "machine": device_name(torch.device("cpu")),
         "environments": {name: client.hello for name, client in bench.clients.items()},
         "left_out": {**bench.missing, **{r["arm"]: r["error"] for r in work.errors("ready")}},
@@ -354,7 +352,7 @@ def _actions(rows: Sequence[Mapping[str, Any]], arm: str) -> dict[str, int]:
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=Path, default=PROMPTS, help="the Spec-Bench questions, JSONL")
+    add_prompts(parser)
     parser.add_argument("--limit", type=int, default=2, help="prompts of each segment")
     parser.add_argument(
         "--sweep-limit", type=int, default=1, help="prompts of each segment to try settings on; 0: none"
@@ -375,10 +373,13 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=None, help="folder for results.json; of this script if left out")
     parser.add_argument("--no-memory", action="store_true", help="do not measure memory")
     parser.add_argument("--build", action="store_true", help="make the environments, and no more")
-    parser.add_argument("--quick", action="store_true", help="a look at everything in three minutes; settings untried")
+    parser.add_argument("--quick", action="store_true", help="a short look at everything; settings untried")
+    parser.add_argument("--smoke", action="store_true", help="say in the results that they are a trial of the script")
     options = parser.parse_args()
+    if not options.build:
+        need_prompts(parser, options.prompts)
     if options.quick:
-        vars(options).update(QUICK, no_memory=True)
+        vars(options).update(QUICK, no_memory=True, smoke=True)
     unknown = [arm for arm in options.arms.split(";") if arm and arm not in names]
     unknown += [decoding for decoding in options.decodings.split(";") if decoding not in DECODINGS]
     if unknown:

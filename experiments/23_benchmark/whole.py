@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parent.parent))
 sys.path.append(str(Path(__file__).parent.parent.parent))  # 15_live imports autospec
 
-from borrowed import live
+from common import script
 
 
 def whole_vocabulary(loaded: Any) -> Any:
     """Takes and gives the target's ids; what the assistant does not know has probability 0."""
-    return live().whole_vocabulary(loaded.assistant, loaded.model.config.vocab_size)
+    return script("15_live").whole_vocabulary(loaded.assistant, loaded.model.config.vocab_size)

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import argparse
 import copy
-import importlib.util
 import json
+import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -27,7 +27,9 @@ from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(1, str(Path(__file__).parent.parent))
 
+from common import script
 from laws import fit
 
 import autospec
@@ -65,18 +67,6 @@ def tiny(seed: int = 0) -> Any:
         pad_token_id=0,
     )
     return LlamaForCausalLM(config).eval()
-
-
-def borrowed(folder: str, name: str) -> ModuleType:
-    """A module of another experiment."""
-    path = FOLDER.parent / folder / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"{folder}_{name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 def doubling(first: int, last: int) -> list[int]:
@@ -119,7 +109,7 @@ def _answer_seconds(model: Any, arm: str, prompt: torch.Tensor, length: int, dec
         started = time.perf_counter()
         model.generate(prompt, **options)
         return time.perf_counter() - started
-    with autospec.wrap(model, drafts=[NGram(), Suffix()], policy=arm, control_share=0.0) as speculator:
+    with autospec.wrap(model, drafts=[NGram(), Suffix()], policy=arm, control_share=0.0, backend="eager") as speculator:
         started = time.perf_counter()
         model.generate(prompt, **options)
         seconds = time.perf_counter() - started
@@ -151,6 +141,7 @@ def contexts(longest: int, repeats: int, dtype: str) -> dict[str, Any]:
             drafts=[NGram(), Suffix(), Assistant(assistant), Blend(Assistant(assistant), Suffix())],
             policy=policy,
             control_share=0.0,
+            backend="eager",
         )
         for policy, each in wrapped.items()
     }
@@ -204,7 +195,7 @@ def _context_seconds(model: Any, prompt: torch.Tensor, cache: Any, tokens: int) 
 
 def segments(most: int, choices: int) -> dict[str, Any]:
     """Microseconds of choosing and learning in each block, and bytes held, `auto` with six sources."""
-    choosing = borrowed("16_choosing", "run")
+    choosing = script("16_choosing")
     counts = [n for n in (1, 10, 100, 1_000, 10_000) if n <= most]
     found: dict[str, Any] = {"segments": counts, "choose": [], "observe": [], "held_bytes": []}
     made: list[Any] = []
@@ -239,7 +230,7 @@ def sources(repeats: int) -> dict[str, Any]:
         hosts, steps = [], []
         for _ in range(repeats):
             drafts = [make() for make in makers[:count]]
-            with autospec.wrap(model, drafts=drafts, policy="auto", control_share=0.0) as speculator:
+            with autospec.wrap(model, drafts=drafts, policy="auto", control_share=0.0, backend="eager") as speculator:
                 torch.manual_seed(0)
                 model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=256, **SAMPLED)
                 record = _by_blocks(speculator)
@@ -320,7 +311,7 @@ def charts(found: dict[str, Any]) -> str:
     def span(values: Sequence[float]) -> str:
         return f"{values[0]:,} to {values[-1]:,}"
 
-    return borrowed("13_policy_regret", "plot").lines(
+    return script("13_policy_regret", "plot").lines(
         {
             f"ms, context {first:,} to {last:,}": {key: context[key] for key in ("forward", "generate", "off")},
             "auto adds, ms a block, same contexts": context["auto"],
@@ -356,16 +347,30 @@ def main() -> int:
     parser.add_argument("--choices", type=int, default=6_000, help="that are timed for each number of segments")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--quick", action="store_true", help="short answers, contexts and lists: a minute or two")
+    parser.add_argument("--quick", action="store_true", help="short answers, contexts and lists; a trial, as --smoke says")
+    parser.add_argument("--smoke", action="store_true", help="say in the results that they are a trial of the script")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder for results.json and growth.svg")
     options = parser.parse_args()
     if options.quick:
-        vars(options).update(QUICK)
+        vars(options).update(QUICK, smoke=True)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["AUTOSPEC_COSTS"] = folder  # measured by this run, whatever the user's folder holds
+        found = measured(options)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "results.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (options.out / "growth.svg").write_text(charts(found), encoding="utf-8")
+    print_laws(found["laws"], found["bars"])
+    return 0
+
+
+def measured(options: argparse.Namespace) -> dict[str, Any]:
+    """What results.json holds."""
     started = time.monotonic()
     found: dict[str, Any] = {
+        "is_smoke_run": options.smoke,
         "machine": device_name(torch.device("cpu")),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "options": {key: value for key, value in vars(options).items() if key != "out"},
+        "options": {key: value for key, value in vars(options).items() if key not in ("out", "smoke")},
         "answers": answers(options.longest_answer, options.repeats),
         "contexts": contexts(options.longest_context, options.repeats, options.dtype),
         "segments": segments(options.segments, options.choices),
@@ -374,11 +379,7 @@ def main() -> int:
     found["laws"] = laws(found)
     found["bars"] = bars(found, found["laws"])
     found["minutes"] = round((time.monotonic() - started) / 60, 1)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "results.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    (options.out / "growth.svg").write_text(charts(found), encoding="utf-8")
-    print_laws(found["laws"], found["bars"])
-    return 0
+    return found
 
 
 if __name__ == "__main__":
