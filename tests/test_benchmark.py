@@ -154,7 +154,7 @@ def test_the_questions_are_tokenised_under_the_chat_template(bench: ModuleType, 
     measured, learned, others = bench.choose(found, 2, 5, 1, 64, 2048)
     assert (len(measured), len(learned), len(others)) == (6, 15, 3)
     assert not {p.prompt_id for p in measured} & {p.prompt_id for p in (*learned, *others)}
-    assert all(64 <= len(p.tokens) for p in measured)
+    assert all(len(p.tokens) >= 64 for p in measured)
 
 
 @pytest.fixture(scope="module")

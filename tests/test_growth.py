@@ -8,6 +8,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 
 EXPERIMENT = "24_growth"
 X = (1, 2, 4, 8, 16, 32, 64)
@@ -35,8 +36,13 @@ def test_what_falls_is_no_growth(growth: ModuleType) -> None:
     assert (found["law"], found["added"]) == ("constant", 0.0)
 
 
-def test_answers_are_measured(growth: ModuleType) -> None:
-    found = growth.answers(256, 1)
-    assert found["answer_tokens"] == [256]
-    assert {arm: len(values) for arm, values in found["new text"].items()} == {"generate": 1, "off": 1, "auto": 1}
-    assert all(values[0] > 0 for values in found["repeating text"].values())
+def test_answers_are_measured(growth: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole calls by the clock; their differences where every token takes two milliseconds."""
+    prompt = torch.randint(1, growth.VOCABULARY, (1, 32))
+    for arm in ("generate", "off", "auto"):
+        assert growth._answer_seconds(growth.tiny(), arm, prompt, 16, growth.GREEDY) > 0
+    monkeypatch.setattr(growth, "_answer_seconds", lambda model, arm, prompt, length, decoding: 0.5 + 0.002 * length)
+    found = growth.answers(512, 1)
+    assert found["answer_tokens"] == [256, 512]
+    for kind in ("new text", "repeating text"):
+        assert found[kind] == {arm: pytest.approx([2.0, 2.0]) for arm in ("generate", "off", "auto")}

@@ -30,8 +30,8 @@ import numpy as np
 import sklearn
 import torch
 import transformers
-from sklearn.metrics import adjusted_mutual_info_score
 from common import add_prompts, need_prompts
+from sklearn.metrics import adjusted_mutual_info_score
 from tqdm import tqdm
 from transformers import LogitsProcessorList
 

@@ -347,7 +347,9 @@ def main() -> int:
     parser.add_argument("--choices", type=int, default=6_000, help="that are timed for each number of segments")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--quick", action="store_true", help="short answers, contexts and lists; a trial, as --smoke says")
+    parser.add_argument(
+        "--quick", action="store_true", help="short answers, contexts and lists; a trial, as --smoke says"
+    )
     parser.add_argument("--smoke", action="store_true", help="say in the results that they are a trial of the script")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder for results.json and growth.svg")
     options = parser.parse_args()
