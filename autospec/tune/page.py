@@ -9,6 +9,7 @@ from typing import Any
 
 from autospec.telemetry.labels import visible
 from autospec.telemetry.pages.marks import TICKS
+from autospec.telemetry.pages.rendering import style
 from autospec.tune.choice import Choice, SegmentChoice
 from autospec.tune.curves import ALL, Curve, Point
 from autospec.tune.intervals import Interval, said
@@ -24,37 +25,15 @@ SHOWN_ABOVE = "speed_up"
 """In what the policy's file is made of: the table of segments has it."""
 
 STYLE = """
-:root { color-scheme: light dark; --back: #fff; --text: #1b1f24; --soft: #59636e; --line: #d1d9e0;
-  --faster: #0a6e5c; --slower: #b3400a; --unclear: #59636e; }
-@media (prefers-color-scheme: dark) { :root { --back: #14171b; --text: #e6e9ec; --soft: #9aa4ae; --line: #3a424b;
-  --faster: #4cc9b0; --slower: #f2965a; --unclear: #9aa4ae; } }
-body { background: var(--back); color: var(--text); font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto;
-  max-width: 76rem; padding: 0 1rem; }
-h1 { font-size: 1.5rem; overflow-wrap: anywhere; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid var(--line); vertical-align: bottom; }
-thead th { color: var(--soft); font-weight: 600; }
-th.name { text-align: left; font-weight: 400; overflow-wrap: anywhere; min-width: 8rem; unicode-bidi: isolate; }
-tr.all th, tr.all td { font-weight: 600; border-top: 2px solid var(--line); }
-td.faster { color: var(--faster); } td.slower { color: var(--slower); }
-dt { font-weight: 600; } dd { margin: 0 0 .4rem 1.5rem; color: var(--soft); }
 svg { display: block; width: 100%; max-width: 60rem; height: auto; }
 svg text { fill: var(--text); font-size: 13px; unicode-bidi: isolate; }
-svg .tick { fill: var(--soft); font-size: 12px; }
-.grid { stroke: var(--line); } .one { stroke: var(--text); stroke-width: 1.5; }
 circle { stroke-width: 2; }
-:root { --s0: #0a6e5c; --s1: #b3400a; --s2: #5b4bb5; --s3: #8a6d00; --s4: #a3195b; --s5: #1a66b0; }
-@media (prefers-color-scheme: dark) { :root { --s0: #4cc9b0; --s1: #f2965a; --s2: #a99bf5; --s3: #d9b740; --s4: #ef7fb4;
-  --s5: #6db3f2; } }
 .s0 { --shade: var(--s0); } .s1 { --shade: var(--s1); } .s2 { --shade: var(--s2); }
 .s3 { --shade: var(--s3); } .s4 { --shade: var(--s4); } .s5 { --shade: var(--s5); }
-.headline { font-size: 1.25rem; margin-bottom: .3rem; } .soft { color: var(--soft); margin-top: .3rem; }
+.headline { font-size: 1.25rem; margin-bottom: .3rem; }
 caption { text-align: left; color: var(--soft); padding-bottom: .4rem; }
-th.name, td.text { text-align: left; overflow-wrap: anywhere; } td.text { min-width: 7rem; }
-td:not(.text) { white-space: nowrap; }
-h3 { font-size: 1rem; margin: 2rem 0 .2rem; overflow-wrap: anywhere; unicode-bidi: isolate; }
-figure { margin: 0; } summary { cursor: pointer; color: var(--soft); }
+.scroll th.name { white-space: normal; min-width: 8rem; }
+h3 { font-size: 1rem; margin: 2rem 0 .2rem; overflow-wrap: anywhere; unicode-bidi: isolate; } figure { margin: 0; }
 .band { fill: var(--shade); fill-opacity: .14; stroke: none; }
 .line { fill: none; stroke: var(--shade); stroke-width: 2; } .more .line { stroke-dasharray: 5 3; }
 .dot circle { stroke: var(--shade); fill: var(--back); } .dot.best circle { fill: var(--shade); }
@@ -63,6 +42,7 @@ figure { margin: 0; } summary { cursor: pointer; color: var(--soft); }
 .whisker { stroke: var(--text); stroke-width: 3; stroke-linecap: round; }
 svg .to { fill: var(--shade, var(--text)); font-weight: 600; }
 """
+"""What this page has beyond the style sheet that it shares with the report and the dashboard."""
 
 
 def page(
@@ -89,9 +69,10 @@ def page(
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n"
+        f"<title>{title}</title>\n<style>\n{style()}{STYLE}</style>\n</head>\n<body>\n"
+        f'<header><p class="brand">autospec</p></header>\n<main>\n<h1>{title}</h1>\n'
         + "\n".join(_body(choice, tried, curves, notes, made))
-        + "\n</body>\n</html>\n"
+        + "\n</main>\n</body>\n</html>\n"
     )
 
 
@@ -181,16 +162,15 @@ def _table(
     for number, row in enumerate(rows):
         cells = f'<th scope="row" class="name">{row[0]}</th>'
         for place, cell in enumerate(row[1:], 1):
-            kind = "text" if place in texts else ""
+            kind = "word" if place in texts else ""
             if verdicts is not None and place == verdicts[0]:
                 kind = verdicts[1][number]
             cells += f"<td{_kind(kind)}>{cell}</td>"
         lines.append(f"<tr{_kind('all' if has_all and number == len(rows) - 1 else '')}>{cells}</tr>")
     start = f"<thead><tr>{head}</tr></thead>\n" if any(header) else ""
     return (
-        f'<div class="scroll"><table>\n<caption>{escape(caption)}</caption>\n{start}<tbody>\n'
-        + "\n".join(lines)
-        + "\n</tbody>\n</table></div>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table>\n'
+        f"<caption>{escape(caption)}</caption>\n{start}<tbody>\n" + "\n".join(lines) + "\n</tbody>\n</table></div>"
     )
 
 
