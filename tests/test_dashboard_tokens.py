@@ -120,8 +120,42 @@ def test_one_that_cannot_be_used(url: str, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     shown = page(create_app(url, tokenizer=str(empty)))
+    assert str(empty) not in shown
     assert "They cannot be shown as text: cannot load the tokenizer" in shown
     assert "token ids of the answer" in shown
+
+
+def test_one_that_could_not_be_loaded_is_tried_again_after_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when the hub did not answer; it is not asked by every page, since it may take long to fail."""
+    now, asked = 0.0, 0
+
+    def load(place: str) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise ModelError(f"cannot load the tokenizer of {place!r}: no network")
+        return byte_level()
+
+    monkeypatch.setattr(tokens, "load_tokenizer", load)
+    decoder = tokens.Decoder("owner/name", clock=lambda: now)
+    for later in (0.0, tokens.RETRY_SECONDS - 1):
+        now = later
+        with pytest.raises(ModelError, match="owner/name'; the server's log says why"):
+            decoder([5])
+    assert asked == 1
+    assert caplog.text.count("no network") == 1
+    now = tokens.RETRY_SECONDS
+    assert decoder(byte_level()("again")["input_ids"]) == "again"
+    assert asked == 2
+
+
+def test_a_page_names_the_folder_and_not_where_it_is(url: str, folder: Path) -> None:
+    shown = page(create_app(url, tokenizer=str(folder)))
+    assert f"<code>{folder.name}</code>" in shown
+    assert str(folder.parent) not in shown.partition("<footer>")[0]
+    assert tokens.Decoder("owner/name").name == "owner/name"
 
 
 def test_code_that_comes_with_a_tokenizer_is_not_run(url: str, tmp_path: Path) -> None:

@@ -57,7 +57,8 @@ def command(
 ) -> None:
     """Show speed-up and slow-down by segment in the browser, from a telemetry database that is opened read-only.
 
-    Nothing leaves the host. Other addresses than this host's own need --token, or --insecure.
+    Nothing leaves the host, but for a hub id given as --tokenizer, which is asked of the hub. Other addresses than this
+    host's own need --token, or --insecure.
     """
     from autospec.errors import ConfigurationError
     from autospec.telemetry.store import Store

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from autospec.errors import ModelError
 from autospec.models import load_tokenizer, resolve
 from autospec.telemetry.dashboard.request import MOST_TOKENS, Request
+
+_log = logging.getLogger("autospec.telemetry")
+
+RETRY_SECONDS = 60.0
+"""A tokenizer that could not be loaded is not asked for again before that: the hub may take long to say no."""
 
 
 class Decoder:
@@ -17,17 +25,21 @@ class Decoder:
 
     Args:
         name: a folder, from which alone it is then read, a hub id, or a name that `autospec.models` knows.
+        clock: seconds.
 
     Raises:
         ModelError: there is no such folder.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._place = resolve(name)
+        folder = Path(name).expanduser()
+        self.name = folder.resolve().name if folder.is_dir() else name
+        """Without the path to it: readers of a page need not know the folders of this host."""
+        self._clock = clock
         self._lock = threading.Lock()
         self._tokenizer: Any = None
-        self._trouble: ModelError | None = None
+        self._failed_at: float | None = None
 
     def __call__(self, ids: Sequence[int]) -> str:
         """The text of some tokens, special ones included.
@@ -43,14 +55,15 @@ class Decoder:
             return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _load(self) -> Any:
-        if self._trouble is not None:
-            raise self._trouble
         if self._tokenizer is None:
-            try:
-                self._tokenizer = load_tokenizer(self._place)
-            except ModelError as error:
-                self._trouble = error
-                raise
+            if self._failed_at is None or self._clock() - self._failed_at >= RETRY_SECONDS:
+                try:
+                    self._tokenizer = load_tokenizer(self._place)
+                except ModelError as error:
+                    self._failed_at = self._clock()
+                    _log.warning("%s", error)
+            if self._tokenizer is None:
+                raise ModelError(f"cannot load the tokenizer {self.name!r}; the server's log says why")
         return self._tokenizer
 
 
