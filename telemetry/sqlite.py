@@ -13,9 +13,11 @@ import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, QueuePool, StaticPool, create_engine, event
+from sqlalchemy.exc import DisconnectionError
 
 from autospec.errors import StoreError
 from autospec.telemetry.migrate import migrate, needs_migration
@@ -56,6 +58,7 @@ def open_file(path: Path, *, readonly: bool) -> Engine:
     engine = create_engine("sqlite://", poolclass=QueuePool, creator=lambda: _connect(path, "ro" if readonly else "rw"))
     event.listen(engine, "begin", _begin)
     if readonly:
+        _follow(engine, path)
         return engine
     if outdated:
         try:
@@ -117,6 +120,27 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _follow(engine: Engine, path: Path) -> None:
+    """Opens the file again once another is in its place: a reader would go on reading the one that was deleted."""
+
+    def is_at() -> tuple[int, int] | None:
+        try:
+            found = path.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def connected(connection: Any, record: Any) -> None:
+        record.info["file"] = is_at()
+
+    def wanted(connection: Any, record: Any, proxy: Any) -> None:
+        if record.info["file"] != is_at():
+            raise DisconnectionError(f"{path} was deleted or replaced")
+
+    event.listen(engine, "connect", connected)
+    event.listen(engine, "checkout", wanted)
 
 
 def _begin(connection: Connection) -> None:

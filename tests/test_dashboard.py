@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
@@ -16,6 +17,7 @@ from sqlalchemy.exc import OperationalError
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
+from starlette.types import Message
 
 from autospec.errors import ConfigurationError, StoreError
 from autospec.telemetry.codec import clean_text
@@ -31,7 +33,7 @@ from autospec.telemetry.pages.definitions import DEFINITIONS
 from autospec.telemetry.report import build_report, to_dict
 from autospec.telemetry.rows import Report
 from autospec.telemetry.store import Store
-from tests.dashboard_stores import HOSTILE, file_url, fill, fill_hostile, record
+from tests.dashboard_stores import HOSTILE, file_url, fill, fill_hostile, pairs, record
 
 HERE = "http://127.0.0.1"
 DOCS = Path(__file__).parents[1] / "docs" / "dashboard.md"
@@ -265,6 +267,7 @@ class TestStates:
         assert client.get("/nothing").status_code == 404
         assert client.get("/static/../app.py").status_code == 404
         assert client.get("/static/%2e%2e/app.py").status_code == 404
+        assert client.get("/static/%00").status_code == 404
         assert client.post("/").status_code == 405
 
     def test_a_newer_database_and_a_missing_one(self, tmp_path: Path, url: str) -> None:
@@ -339,6 +342,64 @@ class TestStates:
             for path in ("/", "/?sort=segment", "/decisions"):  # all of one report
                 assert client.get(path).status_code == 200
         assert read == [Filters()]
+
+    def test_a_page_is_never_older_than_it_says(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Though all takes long and is given out for long: what another page was made of is older by then."""
+        remembered = Remembered(slow_seconds=-1.0, share=1e12)
+        monkeypatch.setattr("autospec.telemetry.dashboard.app.Remembered", lambda: remembered)
+        client = TestClient(create_app(url), base_url=HERE)
+        first = Page(client.get("/").text).values("body", "data-stamp")
+        with Store(url) as store:
+            store.add([record(20_001, "later", error="out of memory")])
+        assert Page(client.get("/").text).values("body", "data-stamp") == first
+        decisions = client.get("/decisions").text
+        assert Page(decisions).values("body", "data-stamp") != first
+        assert re.search(r">failed</span></dt><dd>1<", decisions), decisions
+
+    def test_what_goes_wrong_before_the_first_page_is_told_and_closes_the_store(
+        self, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail(*arguments: object) -> None:
+            raise RuntimeError("no luck")
+
+        closed: list[Store] = []
+        monkeypatch.setattr(Store, "close", lambda store: closed.append(store))
+        monkeypatch.setattr("autospec.telemetry.dashboard.app.load_overview", fail)
+        with TestClient(create_app(url), base_url=HERE) as client:
+            assert client.get("/definitions").status_code == 200
+            assert closed == []
+        assert len(closed) == 1
+        assert "could not be read ahead" in caplog.text
+        assert "no luck" in caplog.text
+        monkeypatch.undo()
+        closed[0].close()
+
+    def test_a_read_only_store_is_used_as_it_is_and_left_open(self, url: str) -> None:
+        with Store(url, readonly=True) as store:
+            with TestClient(create_app(store), base_url=HERE) as client:
+                assert client.get("/").status_code == 200
+            assert store.count() > 0
+
+    def test_a_database_that_another_takes_the_place_of(self, url: str, tmp_path: Path) -> None:
+        """As when a demonstration is deleted and made again."""
+        file = Path(url.removeprefix("sqlite:///"))
+        client = TestClient(create_app(url), base_url=HERE)
+        assert "slow" in rows(client.get("/").text)
+        for path in tmp_path.glob(f"{file.name}*"):
+            path.unlink()
+        answer = client.get("/")
+        assert answer.status_code == 503
+        assert "check that it can be reached" in answer.text
+        with Store(url) as store:
+            store.add(*pairs("another", 12, 1.5))
+        assert rows(client.get("/").text) == ["another"]
+        other = tmp_path / "other.db"
+        with Store(f"sqlite:///{other}") as store:
+            store.add(*pairs("moved", 12, 1.5, first=1_000))
+        for path in tmp_path.glob(f"{file.name}-*"):
+            path.unlink()
+        other.replace(file)
+        assert rows(client.get("/").text) == ["moved"]
 
     def test_a_server_starts_though_the_database_cannot_be_read(
         self, url: str, caplog: pytest.LogCaptureFixture
@@ -525,6 +586,23 @@ class TestSecurity:
         forged = TestClient(create_app(url, token=TOKEN), base_url=HERE, cookies={"autospec_dashboard": "0" * 64})
         assert forged.get("/").status_code == 401
 
+    def test_a_form_that_breaks_off(self, url: str) -> None:
+        """It is no fault of ours, and leaves no traceback in the log."""
+        begun = {"type": "http.request", "body": b"token=", "more_body": True}
+        parts: list[Message] = [begun, {"type": "http.disconnect"}]
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            return parts.pop(0)
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        headers = [(b"host", b"127.0.0.1")]
+        scope = {"type": "http", "method": "POST", "path": "/login", "query_string": b"", "headers": headers}
+        asyncio.run(create_app(url, token=TOKEN)(scope, receive, send))
+        assert sent[0]["status"] == 400
+
     def test_tokens_are_compared_in_constant_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[tuple[bytes, bytes]] = []
 
@@ -540,6 +618,12 @@ class TestSecurity:
     def test_a_short_token(self, url: str) -> None:
         with pytest.raises(ConfigurationError, match="at least 16"):
             create_app(url, token="short")
+
+    @pytest.mark.parametrize("token", [f"{TOKEN}\n", f" {TOKEN}", " " * 16, f"{TOKEN}\u00e4", "a\nb" * 8])
+    def test_a_token_that_no_header_could_hold(self, url: str, token: str) -> None:
+        """As from a file that ends in a line break: nobody could ever get in with it."""
+        with pytest.raises(ConfigurationError, match="leave them out"):
+            create_app(url, token=token)
 
     def test_mounted_into_another_application(self, url: str) -> None:
         app = Starlette(routes=[Mount("/speculation", create_app(url, token=TOKEN))])

@@ -217,3 +217,18 @@ def test_updates_come_without_a_reload_and_leave_the_reader_in_place(browser: Br
     browser.until(lambda: browser.run(rows) != before)
     assert browser.run("return [window.same, document.getElementById('table-lengths').open]") == [True, True]
     assert browser.errors() == []
+
+
+def test_a_page_that_was_given_out_once_more_is_asked_for_again(browser: Browser, address: str, url: str) -> None:
+    """The server may answer with an older page where one takes long to make; no further event comes then."""
+    browser.open(address)
+    browser.run(
+        "const ask = window.fetch, old = document.documentElement.outerHTML; window.asked = 0;"
+        "window.fetch = (...all) => ++window.asked > 2 ? ask(...all) : Promise.resolve("
+        "  window.asked === 1 ? new Response(old) : new Response('', { status: 503 }))"
+    )
+    with Store(url) as store:
+        store.add(*pairs("after all", 6, 0.5, first=60_000))
+    browser.until(lambda: "after all" in browser.run("return document.querySelector('.segments').innerText"))
+    assert browser.run("return window.asked") == 3
+    browser.until(lambda: browser.run("return document.getElementById('live-status').textContent") == "live")

@@ -207,6 +207,14 @@ class TestReports:
             store.add([record(9_999, "fast")])
             assert stamp(store) != after
 
+    def test_the_stamp_is_of_this_database_alone(self, tmp_path: Path) -> None:
+        found = []
+        for number in (1, 3):
+            with Store(f"sqlite:///{tmp_path / f'{number}.db'}") as store:
+                store.add([record(number, "some")])
+                found.append(stamp(store))
+        assert found[0] != found[1]
+
 
 class TestBuckets:
     def test_sums_are_the_same_in_every_cut(self, store: Store) -> None:
@@ -469,6 +477,13 @@ class TestRemembered:
         assert found.get("a", "2", make) == (2.0, "1")
         now = 22.0
         assert found.get("a", "2", make) == (24.0, "2")
+
+    def test_what_goes_into_something_else_is_never_older(self) -> None:
+        found = Remembered(slow_seconds=-1.0, share=1e12)
+        assert found.get("a", "1", lambda: "first") == ("first", "1")
+        assert found.get("a", "2", lambda: "second") == ("first", "1")
+        assert found.get("a", "2", lambda: "second", exact=True) == ("second", "2")
+        assert found.get("a", "2", lambda: "third", exact=True) == ("second", "2")
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.7, 1.4), (0.03, 64.0), (0.7, 3.5), (0.73, 64.0)])

@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import (
     FileResponse,
     HTMLResponse,
@@ -78,8 +78,10 @@ def create_app(
     """The dashboard, to be served alone or mounted into another ASGI application.
 
     Args:
-        store: the database, or its URL. It is opened anew, read-only, so that nothing is ever written; only one in
-            memory, which nobody else can open, is read through the store itself.
+        store: the database, or its URL. It is opened anew, read-only, so that nothing is ever written, and closed when
+            the application ends. A store that is read-only is used as it is and left open, and so is one in memory,
+            which nobody else can open. The end of a *mounted* application is told to nobody: give that a read-only
+            store, and close it yourself.
         token: asked for in the header `Authorization: Bearer ...`, or once on a page that sets a cookie; None: nobody
             is asked. An application that it is mounted into may ask in its own way.
         allowed_hosts: names under which it is reached, besides addresses and `localhost`; `*`: any.
@@ -101,10 +103,12 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         warming = asyncio.create_task(run_in_threadpool(pages.warm_up))
-        yield
-        await warming
-        if opened is not store:
-            opened.close()
+        try:
+            yield
+            await warming
+        finally:
+            if opened is not store:
+                opened.close()
 
     app = Starlette(
         lifespan=lifespan,
@@ -155,6 +159,8 @@ class Pages:
             self._options(stamp(self._store))
         except AutospecError as error:
             _log.warning("the database cannot be read: %s", error)
+        except Exception:  # noqa: BLE001  # the page that needs it will fail, too, and say so; the server serves all others
+            _log.exception("the first page could not be read ahead")
 
     def overview(self, request: Request) -> Response:
         filters, others = _read(request, ("sort", "search"))
@@ -212,9 +218,10 @@ class Pages:
 
     def request(self, request: Request) -> Response:
         filters, others = _read(request, ("id",))
+        now = stamp(self._store)  # before it is read: what is written meanwhile must not seem to be shown
         if others.get("id", LAST) == LAST and is_empty(self._store):
             values = {"page": "request", "keep": {}}
-            return self._page(request, "no_request.html", Filters(), stamp(self._store), **values)
+            return self._page(request, "no_request.html", Filters(), now, **values)
         found = load_request(self._store, others.get("id", LAST))
         texts, trouble = None, None
         try:
@@ -225,7 +232,7 @@ class Pages:
             request,
             "request.html",
             filters,
-            stamp(self._store),
+            now,
             page="request",
             keep={"id": found.record.request_id},
             found=found,
@@ -253,9 +260,10 @@ class Pages:
 
     def tuning(self, request: Request) -> Response:
         filters, _ = _read(request)
+        now = stamp(self._store)
         found = load_tuning(self._store, self._study_storage, self._policy_file)
         values = {"page": "tuning", "keep": {}, "found": found, "label": label, "optuna_dashboard": OPTUNA_DASHBOARD}
-        return self._page(request, "tuning.html", filters, stamp(self._store), **values)
+        return self._page(request, "tuning.html", filters, now, **values)
 
     def definitions(self, request: Request) -> Response:
         filters, _ = _read(request)
@@ -291,10 +299,13 @@ class Pages:
         if request.method == "GET":
             return HTMLResponse(render("login.html", {"base": base, "is_wrong": False}))
         body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > MOST_FORM_BYTES:
-                raise HTTPException(413, "the form is too long")
+        try:
+            async for part in request.stream():
+                body += part
+                if len(body) > MOST_FORM_BYTES:
+                    raise HTTPException(413, "the form is too long")
+        except ClientDisconnect as error:
+            raise HTTPException(400, "the form did not come to its end") from error
         given = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0]
         if not is_same(given.strip(), self._token):
             return HTMLResponse(render("login.html", {"base": base, "is_wrong": True}), status_code=403)
@@ -334,15 +345,15 @@ class Pages:
         return self._load("overview", filters, lambda: load_overview(self._store, filters, self._segments))
 
     def _segments(self, store: Store, filters: Filters) -> Report:
-        """The report that several pages are made of."""
-        return self._load("segments", filters, lambda: load_segments(store, filters))[0]
+        """The report that several pages are made of; never an older one, as a page is as old as it says."""
+        return self._load("segments", filters, lambda: load_segments(store, filters), exact=True)[0]
 
     def _options(self, now: str) -> Options:
         options, _ = self._remembered.get("options", now, lambda: load_options(self._store))
         return options
 
-    def _load(self, name: str, filters: Filters, make: Callable[[], T]) -> tuple[T, str]:
-        return self._remembered.get((name, filters), stamp(self._store), make)
+    def _load(self, name: str, filters: Filters, make: Callable[[], T], *, exact: bool = False) -> tuple[T, str]:
+        return self._remembered.get((name, filters), stamp(self._store), make, exact=exact)
 
     def _page(self, request: Request, template: str, filters: Filters, now: str, **values: Any) -> Response:
         shared = {

@@ -56,18 +56,20 @@ class Remembered:
         self._found: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._turns: dict[Hashable, _Turn] = {}
 
-    def get(self, key: Hashable, stamp: str, make: Callable[[], T]) -> tuple[T, str]:
+    def get(self, key: Hashable, stamp: str, make: Callable[[], T], *, exact: bool = False) -> tuple[T, str]:
         """The result, made now if need be, and the database's stamp at the time it was made.
 
         Args:
             key: what it is made of, besides the database.
             stamp: of the database as it is now.
             make: makes it.
+            exact: never give out what was made before the database became as it is, however long making it takes: for
+                what goes into something else, which is then kept as being of this stamp.
         """
         with self._making(key):  # whoever asks for it meanwhile waits, and takes what was made
             with self._lock:
                 entry = self._found.get(key)
-                if entry is not None and (entry.stamp == stamp or self._may_be_older(entry)):
+                if entry is not None and (entry.stamp == stamp or (not exact and self._may_be_older(entry))):
                     self._found.move_to_end(key)
                     return entry.value, entry.stamp
             began = self._clock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -111,15 +112,18 @@ def newest(store: Store, filters: Filters, segment: str | None = None) -> Any:
 
 
 def stamp(store: Store) -> str:
-    """Changes whenever something was written that a page may show."""
+    """Changes whenever something was written that a page may show, or another database took the place of this one."""
+    last = select(RequestRow.request_id).order_by(RequestRow.id.desc()).limit(1)
     query = select(
         select(func.max(RequestRow.id)).scalar_subquery(),
+        last.scalar_subquery(),
         select(func.max(ComparisonRow.id)).scalar_subquery(),
         select(HorizonRow.pruned_before).scalar_subquery(),
     )
     with store.reading() as connection:
-        requests, comparisons, horizon = connection.execute(query).one()
-    return f"{requests or 0}-{comparisons or 0}-{0 if horizon is None else horizon.timestamp():.0f}"
+        requests, name, comparisons, horizon = connection.execute(query).one()
+    name = re.sub(r"[^0-9a-f]", "", name or "")[-12:]
+    return f"{requests or 0}-{name}-{comparisons or 0}-{0 if horizon is None else horizon.timestamp():.0f}"
 
 
 def _matching(store: Store, filters: Filters) -> Any:

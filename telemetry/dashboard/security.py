@@ -79,6 +79,8 @@ class Secured:
         await (self._app if refused is None else refused)(scope, receive, answer)
 
     def _refuse(self, scope: Scope, path: str) -> Response | None:
+        if "\0" in path:  # no file or page has it in its name, and looking for such a file fails
+            return PlainTextResponse("there is no such page", status_code=404)
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if not is_allowed(host, self._hosts):
@@ -103,7 +105,12 @@ class Secured:
 
 
 def check_token(token: str | None) -> None:
-    """Raises: ConfigurationError: it is too short."""
+    """Raises: ConfigurationError: it is too short, or cannot be sent in a header as it is."""
+    if token is not None and not (token.isascii() and token.isprintable() and token == token.strip()):
+        raise ConfigurationError(
+            "the token has blanks around it, or characters that are not printable ASCII, which no header holds: "
+            "leave them out"
+        )
     if token is not None and len(token) < SHORTEST_TOKEN:
         raise ConfigurationError(
             f"the token has {len(token)} characters: give at least {SHORTEST_TOKEN}, as in "

@@ -99,14 +99,14 @@ function follow() {
     if (timer !== null || isPaused || wanted === document.body.dataset.stamp) return;
     timer = setTimeout(async () => {
       try {
-        await refresh();
-        wanted = document.body.dataset.stamp === wanted ? wanted : document.body.dataset.stamp;
-        say("live");
+        if (wanted !== document.body.dataset.stamp) await refresh();
+        if (!isPaused) say("live");
       } catch (error) {
         say(`not up to date: ${error.message}`);
       }
       last = Date.now();
       timer = null;
+      plan(); // again if it failed, or if the server gave out an older page since a new one takes long to make
     }, Math.max(0, last + POLL_MS - Date.now()));
   }
 
