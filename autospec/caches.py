@@ -62,7 +62,7 @@ _KNOWN_LAYERS = {DynamicLayer, DynamicSlidingWindowLayer}
 
 
 def has_own(model: PreTrainedModel, name: str) -> bool:
-    """Does it go a way of its own there? Patched in the model, in its class or in transformers. Args: name: of `AROUND`."""
+    """Does it go a way of its own there, by its class or patched anywhere? Args: name: of those in `AROUND`."""
     return getattr(getattr(model, name, None), "__func__", None) is not AROUND[name]
 
 

@@ -123,7 +123,9 @@ class TestACacheThatWasHandedIn:
             _, cache = append(model, ids[:, :10], decoding_cache(model))
             cache.layers.append(append(deeper, ids, decoding_cache(deeper))[1].layers[2])
         notes = self.notes(cache, model, ids, policy="off")
-        assert notes == "decoded eagerly: its cache differs from the model's own in layers, heads, sizes, dtype or device"
+        assert (
+            notes == "decoded eagerly: its cache differs from the model's own in layers, heads, sizes, dtype or device"
+        )
 
     @pytest.mark.parametrize("what", ["layers", "heads", "size", "dtype"])
     def test_whatever_differs_is_seen(self, what: str) -> None:
@@ -172,7 +174,7 @@ def test_two_sources_that_share_a_draft_take_turns() -> None:
         assert len(s.backend.models) == 2
         assert torch.equal(model.generate(tiny.prompt(20), **GREEDY), plain)
         assert s.last_request is not None
-        assert {label for label in s.last_request.actions} >= {"assistant:3", "second:3"}
+        assert set(s.last_request.actions) >= {"assistant:3", "second:3"}
 
 
 def test_buffers_made_in_inference_mode_are_written_to_outside() -> None:

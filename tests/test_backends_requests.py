@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -167,7 +168,7 @@ class TestOptions:
             ({"policy": "fixed:suffix:3"}, "needs draft source 'suffix'"),
             ({"policy": "tuned:nowhere.toml"}, "nowhere.toml"),
             ({"store": "mysql://a/b"}, "not supported"),
-            ({"store": "sqlite:////proc/nothing/a.db"}, ""),
+            ({"store": "sqlite:////proc/nothing/a.db"}, "/proc/nothing"),
         ],
         ids=str,
     )
@@ -237,7 +238,7 @@ class TestAnswersInALoop:
 
     def test_tune(self, target: Any, asked: list[str | Static]) -> None:
         arm = Arm(target, None, Fixed("ngram", block_length=2), ["ngram"])
-        arm.answer(self.request(), most_tokens=4)
+        arm.answer(replace(self.request(), output=(6, 7)))
         assert set(asked) == {"eager"}
         assert len(asked) == 2
 
