@@ -96,7 +96,7 @@ class StaticTargetSession(TargetSession):
         self._now, self.is_prepared = TargetSession(self._target, self._settings, kwargs), False
         self.why_eager = f"from token {length} on: the largest capacity is used up"
 
-    def _why_not(self, cache: Any | None) -> str | None:
+    def _why_not(self, cache: Any) -> str | None:
         """Why this request is not one for the buffers; None when it is."""
         if self.hidden_layers:
             return "a draft source looks at the target's hidden states"
