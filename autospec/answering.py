@@ -138,7 +138,9 @@ def complete(
 @contextmanager
 def _plain(model: Any, tokenizer: Any, record: bool | Traffic) -> Iterator[Speculator]:
     """The target alone, by blocks of length 0: as its own `generate`, with seconds by phase."""
-    with wrap(model, tokenizer=tokenizer, drafts=(), policy="off", control_share=1.0, record=record) as speculator:
+    with wrap(
+        model, tokenizer=tokenizer, drafts=(), policy="off", control_share=1.0, record=record, backend="eager"
+    ) as speculator:
         yield speculator
 
 

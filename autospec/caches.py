@@ -23,6 +23,12 @@ CACHE_KEYWORD: str = (
     else "past_key_values"
 )
 
+AROUND = {
+    name: getattr(GenerationMixin, name)
+    for name in ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
+}
+"""What `generate` calls around each forward, as transformers has it."""
+
 
 def context_window(model: PreTrainedModel) -> int | None:
     """How many tokens the model has positions for; None when it does not say."""
@@ -53,6 +59,11 @@ _QUANTISED = tuple(
 )
 
 _KNOWN_LAYERS = {DynamicLayer, DynamicSlidingWindowLayer}
+
+
+def has_own(model: PreTrainedModel, name: str) -> bool:
+    """Does it go a way of its own there, by its class or patched anywhere? Args: name: of those in `AROUND`."""
+    return getattr(getattr(model, name, None), "__func__", None) is not AROUND[name]
 
 
 def find_cache(holder: Mapping[str, Any]) -> Any | None:

@@ -132,7 +132,9 @@ def record(
         AutospecError: answers cannot be made by the decoder with these options, with the reason.
     """
     listener = _Listener()
-    with wrap(model, tokenizer=tokenizer, drafts=[listener], policy=f"fixed:{listener.name}:1") as speculator:
+    with wrap(
+        model, tokenizer=tokenizer, drafts=[listener], policy=f"fixed:{listener.name}:1", backend="eager"
+    ) as speculator:
         for number, prompt in enumerate(prompts):
             inputs = encode(tokenizer, prompt, model)
             generator = torch.Generator(model.device).manual_seed(seed + number)

@@ -18,7 +18,7 @@ import torch
 from transformers import GenerationMixin
 
 from autospec.backend_choice import checked_backend, choose_backend
-from autospec.backends.backend import Backend
+from autospec.backends.backend import EAGER, Backend
 from autospec.calls import Call
 from autospec.controller import Controller
 from autospec.decoding.decoder import Decoder
@@ -43,7 +43,7 @@ from autospec.segments import Segmenter, make_segmenter
 from autospec.segments.requests import RequestSegments
 from autospec.telemetry.traces import pack
 from autospec.tuned_files import differences, drafts_with
-from autospec.types import PhaseSeconds, RequestRecord
+from autospec.types import Deployment, PhaseSeconds, RequestRecord
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -182,13 +182,22 @@ class Speculator:
             for source in self.sources.values():
                 source.attach(model, tokenizer)
         self._tokens.attach(tokenizer, model_name(model))
-        self.backend = Backend(reason=self._refusal) if self._refusal else choose_backend(backend, model, self.sources)
         self._costs: CostEstimates | None = None
         self._upkeep: Upkeep | None = None
         if self._refusal and policy == "auto":
             policy = "off"
-        self.policy = make_policy(policy, self.sources, Unmeasured if self._refusal else self._measure_costs)
-        self._check_provenance()
+        make_policy(policy, self.sources, Unmeasured)  # what is wrong is said now, not after minutes of preparing
+        self._recorder = self._opened(store)
+        try:
+            self.backend = (
+                Backend(reason=self._refusal) if self._refusal else choose_backend(backend, model, self.sources)
+            )
+            self.policy = make_policy(policy, self.sources, Unmeasured if self._refusal else self._measure_costs)
+            self._check_provenance()
+        except BaseException:
+            if self._recorder is not None:
+                self._recorder.close()
+            raise
         self.last_request: RequestRecord | None = None
         self._sampling = sampling
         self._strict = strict
@@ -197,7 +206,8 @@ class Speculator:
         self._policy_version = policy_version(self.policy, made_by="wrap")
         self._controller = Controller(self.policy, control_share)
         self._run = run
-        self._deployment = describe_deployment(model, self.sources, self.backend.name)
+        self._deployments: dict[str, Deployment] = {}  # by how forwards ran
+        self._usual_backend = self.backend.name  # of the requests that the policy mostly learns from
         self._place = (model.device, model.dtype)
         self._is_closed = False
         self._is_inside: ContextVar[bool] = ContextVar("autospec_inside", default=False)
@@ -205,19 +215,14 @@ class Speculator:
         self._lock = threading.Lock()
         renew_after_fork(self)
         self._warned: set[str] = set()
-        self._recorder: Recorder | None = None
         self._learned: Learned | None = None
-        if store is not None:
-            from autospec.telemetry.recorder import Recorder  # heavy: loads sqlalchemy
-
-            self._recorder = Recorder(store)
+        if self._recorder is not None:
             self._observers.watch(self._recorder)
             self._recorder.note(self._policy_version)
-            for sample in calibration_samples(self._costs, self._deployment):
+            deployment = self._deployment(self._usual_backend)
+            for sample in calibration_samples(self._costs, deployment):
                 self._recorder.note(sample)
-            self._learned = Learned(
-                self._controller, self.policy, self._policy_version, self._recorder, self._deployment
-            )
+            self._learned = Learned(self._controller, self.policy, self._policy_version, self._recorder, deployment)
             if resume:
                 self._learned.resume()
         self._install()
@@ -332,6 +337,21 @@ class Speculator:
         finally:
             self._is_inside.reset(token)
 
+    @staticmethod
+    def _opened(store: str | None) -> Recorder | None:
+        if store is None:
+            return None
+        from autospec.telemetry.recorder import Recorder  # heavy: loads sqlalchemy
+
+        return Recorder(store)
+
+    def _deployment(self, backend: str) -> Deployment:
+        """Where the model is now, for requests whose forwards ran so."""
+        found = self._deployments.get(backend)
+        if found is None:
+            found = self._deployments[backend] = describe_deployment(self.model, self.sources, backend)
+        return found
+
     def _measure_costs(self) -> CostEstimates:
         from autospec.costs.upkeep import Upkeep
 
@@ -418,7 +438,8 @@ class Speculator:
         parameter = next(self.model.parameters(), None)
         if parameter is None or (parameter.device, parameter.dtype) != self._place:  # moved since it was wrapped
             self._place = (self.model.device, self.model.dtype)
-            self._deployment = describe_deployment(self.model, self.sources, self.backend.name)
+            self._deployments = {}
+            self._usual_backend = EAGER  # what was prepared belongs to where it was
         record = RequestRecord(
             request_id=request.id,
             started_at=request.started_at,
@@ -442,12 +463,12 @@ class Speculator:
             notes="; ".join(tally.notes) or None,
             error=f"{type(error).__name__}: {error}" if error is not None else None,
             run=self._run,
-            deployment=self._deployment,
+            deployment=self._deployment(self.backend.name if tally.is_prepared else EAGER),
             by_action={label: sums.frozen() for label, sums in tally.by_action.items()},
             decisions=dict(tally.decisions),
             policy_version=None if is_control else self._policy_version.version,
             predicted_control_seconds=None
-            if is_original or is_control
+            if is_original or is_control or (self._upkeep is not None and self._upkeep.is_prepared != tally.is_prepared)
             else predicted_control_seconds(self._costs, tally, prompt_tokens, output_tokens, total_seconds),
             peak_memory_bytes=peak_memory_bytes(self._place[0]),
             trace=None if tally.outcomes is None else pack(tally.outcomes),
@@ -464,7 +485,7 @@ class Speculator:
         self._observers.observe(record)
         learned = self._learned  # another thread may close
         if learned is not None:
-            learned.after_request(self._deployment)
+            learned.after_request(self._deployment(self._usual_backend))
 
 
 class _Running:

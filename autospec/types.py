@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Protocol
 
@@ -131,6 +131,7 @@ class BlockOutcome:
     offers: tuple[OfferOutcome, ...] = ()  # those of this block and earlier ones whose fate became known with it
     confidences: tuple[tuple[float, float], ...] = ()  # margin and entropy of q at each position that a stop looked at
     num_padding_tokens: int = 0  # verified besides, since a wider forward is cheaper on this device
+    is_prepared: bool = False  # verified by a forward of fixed shape
 
     @property
     def output_tokens(self) -> int:
@@ -145,6 +146,18 @@ class BlockOutcome:
     @property
     def seconds(self) -> float:
         return self.draft_seconds + self.verify_seconds + self.correction_seconds + self.emission_seconds
+
+    def untimed(self) -> BlockOutcome:
+        """The same block, where what it took is not to be learned from."""
+        return replace(
+            self,
+            draft_seconds=0.0,
+            verify_seconds=0.0,
+            correction_seconds=0.0,
+            emission_seconds=0.0,
+            catch_up_seconds=0.0,
+            catch_up_tokens=0,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +185,7 @@ class Deployment:
     target: str
     dtype: str
     drafts: tuple[str, ...]
-    versions: Mapping[str, str]  # autospec, python, torch, transformers; the backend, where it is not eager
+    versions: Mapping[str, str]  # autospec, python, torch, transformers; the backend, where forwards were prepared
     model_bytes: int | None = None  # weights of target and drafts, those shared counted once
 
 

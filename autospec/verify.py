@@ -120,7 +120,7 @@ class PlainAnswer:
         Returns:
             The request's record, and where its answer first differs from the plain one; None: the same tokens.
         """
-        with wrap(self._model, tokenizer=self._tokenizer, drafts=drafts, policy=policy) as speculator:
+        with wrap(self._model, tokenizer=self._tokenizer, drafts=drafts, policy=policy, backend="eager") as speculator:
             found = tuple(self._answer())
             record = speculator.last_request
         assert record is not None  # generate has just set it

@@ -34,7 +34,8 @@ class Policy(Protocol):
     - `verify_width(num_tokens, context_tokens)`: to how many tokens a forward over so many of a block is padded, since
       a wider one costs less on this device; asked after drafting, from any thread.
     - `is_control(request)`, called once before a request's first block: True to have it decoded plainly throughout, as
-      a control. Its blocks are observed, too.
+      a control, by the model's own forwards. Its blocks are observed, too; where others are prepared, and the policy
+      reckons with costs, without seconds.
     - `is_off`: True where every action is a plain step and nothing is learned: it is then neither asked nor told.
     - `state()`, what it has learned, as plain JSON values, and `restore(state)`: it then chooses as the other would
       have. Both are there or neither.

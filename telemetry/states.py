@@ -15,10 +15,11 @@ from autospec.types import Deployment, PolicyState
 
 
 def family(deployment: Deployment) -> str:
-    """sha256 of what must agree for a state to be resumed: device, target, dtype, drafts and the bytes of all weights.
+    """sha256 of what must agree for a state to be resumed: device, target, dtype, drafts, weights' bytes and backend.
 
     Acceptance follows from the target, its dtype and the drafts, and what pays from the device; the bytes tell two
-    assistants apart, whose names are not in the deployment. The host is left out, so that a fleet of like machines
+    assistants apart, whose names are not in the deployment. What pays under prepared forwards does not under the
+    models' own; a deployment that names no backend runs those. The host is left out, so that a fleet of like machines
     shares what it learns and a container that is moved goes on; library versions are left out, since a release changes
     none of these by much, and what it does change, discounting forgets within some fifty blocks.
     """
@@ -29,6 +30,8 @@ def family(deployment: Deployment) -> str:
         sorted(deployment.drafts),
         deployment.model_bytes,
     ]
+    if backend := deployment.versions.get("backend"):
+        content.append(backend)
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 

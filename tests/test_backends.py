@@ -472,6 +472,7 @@ class TestEager:
         plain = model.generate(ids, max_new_tokens=12, do_sample=False, **options)
         name = drafts[0] if isinstance(drafts[0], str) else drafts[0].name
         with autospec.wrap(model, drafts=drafts, policy=Fixed(name, block_length=3), backend=PLAIN) as speculator:
+            assert speculator.backend.name == "plain", str(speculator.backend)
             assert torch.equal(model.generate(ids, max_new_tokens=12, do_sample=False, **options), plain)
             assert speculator.last_request is not None
             return speculator.last_request.notes
@@ -514,7 +515,7 @@ class TestEager:
             handle = model.model.layers[0].mlp.register_forward_hook(lambda *given: None)
             model.generate(tiny.prompt(20), max_new_tokens=12, do_sample=False)
             assert speculator.last_request is not None
-            assert "has got a forward hook" in (speculator.last_request.notes or "")
+            assert "has a forward hook" in (speculator.last_request.notes or "")
             handle.remove()
             model.generate(tiny.prompt(20), max_new_tokens=12, do_sample=False)
             assert speculator.last_request.notes is None

@@ -27,6 +27,7 @@ from transformers import (
 from transformers.cache_utils import QuantizedLayer
 
 import autospec
+from autospec.backends import Static
 from autospec.caches import CACHE_KEYWORD, find_cache
 from autospec.drafts import Assistant
 from autospec.policies import Fixed
@@ -372,6 +373,25 @@ def test_adapters_that_change_while_wrapped(do_sample: bool) -> None:
         assert s.last_request is not None
         assert s.last_request.fallback_reason is None
         assert s.last_request.num_judged_tokens > 0
+
+
+def test_forwards_with_adapters_are_not_prepared(do_sample: bool) -> None:
+    """They may be switched off without a tensor being changed."""
+    model = adapted(0)
+    base = model.get_base_model()
+    adapted_text = answer(base, PROMPT, do_sample=do_sample)
+    with model.disable_adapter():
+        plain = answer(base, PROMPT, do_sample=do_sample)
+    assert not torch.equal(plain, adapted_text)
+    with pytest.warns(UserWarning, match="its adapters may be switched between two forwards"):
+        speculator = autospec.wrap(
+            base, drafts=["ngram"], policy="fixed:ngram:4", backend=Static("plain", capacities=(128,))
+        )
+    with speculator:
+        assert speculator.backend.name == "eager"
+        with model.disable_adapter():
+            assert torch.equal(answer(base, PROMPT, do_sample=do_sample), plain)
+        assert torch.equal(answer(base, PROMPT, do_sample=do_sample), adapted_text)
 
 
 PROMPT_LEARNING = {

@@ -479,6 +479,11 @@ class TestTheTable:
         assert family(replace(HERE, drafts=("a", "b"))) == family(replace(HERE, drafts=("b", "a")))
         assert family(HERE) != family(replace(HERE, dtype="float16"))
 
+    def test_a_backend_has_one_of_its_own(self) -> None:
+        families = {family(replace(HERE, versions={**HERE.versions, **b})) for b in ({}, {"backend": "cuda_graph"})}
+        assert len(families) == 2
+        assert family(replace(HERE, versions={"torch": "2"})) == family(HERE)  # older states name none
+
 
 class TestDamage:
     @pytest.mark.parametrize("damage", ["bytes", "no state", "numbers", "huge", "inside"])

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from autospec.backends.base import CannotPrepareError, Static
@@ -24,7 +25,7 @@ class Lease:
     """What one request may use.
 
     Args:
-        target, drafts: as of `Backend`.
+        target, drafts: as of `Backend`; without a target everything is decoded eagerly.
         why_not: why the request is decoded eagerly, where there is something to say.
     """
 
@@ -159,6 +160,8 @@ def prepare(target: PreTrainedModel, drafts: Mapping[str, Any], settings: Static
     found: dict[int, StaticModel] = {}
     failures = []
     for name, model in drafts.items():
+        if id(model) in found:  # sources that share a model take turns in its buffers
+            continue
         try:
             found[id(model)] = _prepared(model, settings, progress, name)
         except CannotPrepareError as error:
@@ -170,8 +173,9 @@ def _prepared(model: PreTrainedModel, settings: Static, progress: Any, name: str
     if why := why_never(model) or why_not_now(model.device):
         raise CannotPrepareError(why)
     try:
-        capacities = capacities_for(model, settings)
-        static = StaticModel(model, settings, capacities, make_runner(settings.runner, model.device))
+        with torch.inference_mode(False):  # buffers made in it could not be written to outside of it
+            capacities = capacities_for(model, settings)
+            static = StaticModel(model, settings, capacities, make_runner(settings.runner, model.device))
         for step in static.prepare():
             if progress is not None:
                 progress(f"{name}: {step}")

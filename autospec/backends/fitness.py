@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from autospec.caches import context_window, stretches_beyond
+from autospec.caches import AROUND, context_window, has_own, stretches_beyond
 
 _ATTENTION = ("sdpa", "eager")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_ADAPTERS = "its adapters may be switched between two forwards"
 
 
 def why_never(model: PreTrainedModel) -> str | None:
@@ -19,7 +20,7 @@ def why_never(model: PreTrainedModel) -> str | None:
     if not isinstance(model, PreTrainedModel):
         return f"{type(model).__name__} wraps the model that runs"
     if getattr(model, "_hf_peft_config_loaded", False):
-        return "its adapters may be switched between two forwards"
+        return _ADAPTERS
     if (attention := getattr(model.config, "_attn_implementation", None)) not in _ATTENTION:
         return f"its attention ({attention}) looks at caches of growing shape"
     if stretches_beyond(model) is not None:
@@ -30,9 +31,7 @@ def why_never(model: PreTrainedModel) -> str | None:
         return "its layers are spread over several devices"
     if context_window(model) is None:
         return "it does not say how long a text may be"
-    if hooked := _hooked(model):
-        return f"{hooked} has a forward hook"
-    return None
+    return _why_not_as_it_is(model)
 
 
 class Identity:
@@ -44,8 +43,8 @@ class Identity:
 
     def why_changed(self) -> str | None:
         """Why what was prepared is not what the model would do now; None when it is."""
-        if hooked := _hooked(self._model):
-            return f"{hooked} has got a forward hook"
+        if why := _why_not_as_it_is(self._model):
+            return why
         if _identity(self._model) != self._before:
             return "the model was moved, converted or changed after its forwards were prepared"
         return None
@@ -64,9 +63,13 @@ def _identity(model: PreTrainedModel) -> tuple[Any, ...]:
     return places, getattr(model.config, "_attn_implementation", None), model.training
 
 
-def _hooked(model: PreTrainedModel) -> str | None:
-    """The name of a module with a hook."""
+def _why_not_as_it_is(model: PreTrainedModel) -> str | None:
+    """What Python decides anew in each of its forwards, or around them; None where there is no such thing."""
+    if own := next((name for name in AROUND if has_own(model, name)), None):  # prepared forwards do without
+        return f"it has a {own} of its own"
     for name, module in model.named_modules():
         if any(getattr(module, hooks, None) for hooks in _HOOKS) or "forward" in vars(module):
-            return name or type(model).__name__
+            return f"{name or type(model).__name__} has a forward hook"
+        if hasattr(type(module), "adapter_layer_names"):  # a layer that peft has put in the place of another one
+            return _ADAPTERS
     return None

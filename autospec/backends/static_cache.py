@@ -68,6 +68,7 @@ class StaticStore:
     """
 
     def __init__(self, layout: Layout, capacity: int) -> None:
+        self._layout = layout
         shape = (layout.num_layers, 1, layout.num_heads, capacity)
         kind: dict[str, Any] = {"dtype": layout.dtype, "device": layout.device}
         self.keys = torch.zeros((*shape, layout.key_size), **kind)
@@ -95,6 +96,18 @@ class StaticStore:
                 _StaticLayer(keys[:, :, :capacity], values[:, :, :capacity], positions, self.device_length)
                 for keys, values in zip(self.keys, self.values, strict=True)
             ]
+        )
+
+    def fits(self, cache: DynamicCache) -> bool:
+        """Is it laid out as this store is? Args: cache: of plain layers that hold something."""
+        layout = self._layout
+        return len(cache.layers) == layout.num_layers and all(
+            tensor.shape[:2] == (1, layout.num_heads)
+            and tensor.shape[3] == size
+            and tensor.dtype == layout.dtype
+            and tensor.device == layout.device
+            for layer in cache.layers
+            for tensor, size in ((layer.keys, layout.key_size), (layer.values, layout.value_size))
         )
 
     def load(self, cache: DynamicCache) -> None:

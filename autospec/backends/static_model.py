@@ -124,6 +124,10 @@ class StaticModel:
         """Forget the last tokens; 0 only wipes what padding left behind them."""
         self._store.crop(num_tokens)
 
+    def fits(self, cache: DynamicCache) -> bool:
+        """Can the text go on in the buffers? Args: cache: of plain layers that hold something."""
+        return self._store.fits(cache)
+
     def load(self, cache: DynamicCache) -> None:
         """Go on from a cache of plain layers."""
         self._store.load(cache)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from autospec.backends.backend import BUSY, Backend, Lease
+from autospec.backends.backend import Backend, Lease
 from autospec.caches import context_window
 from autospec.costs.fitting import Point, fit, monotone, spread, steadied, typical
 from autospec.costs.probes import DraftProbe, VerifyProbe
@@ -157,13 +157,13 @@ def calibrate(
         backend: how forwards run; None: as the models themselves run them.
 
     Raises:
-        RuntimeError: a request is using the backend.
+        RuntimeError: the backend cannot be used now, by a request that uses it or for what became of the target.
     """
     rounds = _Rounds(budget_seconds)
     widths = (1, *(k + 1 for k in block_lengths))
     lent = nullcontext(Lease()) if backend is None else backend.lease()
     with torch.no_grad(), spared(target.device), lent as lease:
-        if lease.why_not == BUSY:
+        if lease.why_not is not None:  # what ran instead would be kept as its costs
             raise RuntimeError(f"costs cannot be measured now: {lease.why_not}")
         probes = _verify_jobs(rounds, target, _fitting(target, contexts, block_lengths, repeats), widths, lease)
         for name, source in sources.items():

@@ -98,21 +98,36 @@ class Upkeep:
 
     def watching(self, chooser: Any) -> Any:
         """The chooser of a request, whose blocks the cost model then sees as well."""
-        return _Watched(chooser, self.costs)
+        return _Watched(chooser, self.costs, is_prepared=self.is_prepared)
+
+    @property
+    def is_prepared(self) -> bool:
+        """Are these the costs of prepared forwards? They say nothing of others, nor others of them."""
+        return self._backend is not None and self._backend.target is not None
 
 
 class _Watched:
-    """In all else the chooser itself."""
+    """In all else the chooser itself.
+
+    Args:
+        chooser: of a request.
+        costs: the policy's.
+        is_prepared: they are those of prepared forwards. A block that ran in the others teaches no seconds.
+    """
 
     is_off = False  # costs are learned from plain steps, too
 
-    def __init__(self, chooser: Any, costs: CostModel) -> None:
+    def __init__(self, chooser: Any, costs: CostModel, *, is_prepared: bool = False) -> None:
         self._chooser = chooser
         self._costs = costs
+        self._is_prepared = is_prepared
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._chooser, name)
 
     def observe(self, outcome: BlockOutcome) -> None:
-        self._chooser.observe(outcome)
-        self._costs.observe(outcome)
+        if outcome.is_prepared == self._is_prepared:
+            self._chooser.observe(outcome)
+            self._costs.observe(outcome)
+        else:
+            self._chooser.observe(outcome.untimed())

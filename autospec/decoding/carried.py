@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import PreTrainedModel
 
-from autospec.caches import CACHE_KEYWORD, find_cache
+from autospec.caches import CACHE_KEYWORD, find_cache, has_own
 
 _GROWING = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
-_USUAL_UPDATE = GenerationMixin._update_model_kwargs_for_generation
 _FURTHER = 64  # tokens of new room
 
 
@@ -32,8 +31,8 @@ class Carried:
         self._model = model
         self.kwargs = kwargs  # those of the committed tokens
         self._room = max(room, 1)
-        own = model._update_model_kwargs_for_generation
-        self._update = None if getattr(own, "__func__", None) is _USUAL_UPDATE else own
+        updates_itself = has_own(model, "_update_model_kwargs_for_generation")
+        self._update = model._update_model_kwargs_for_generation if updates_itself else None
         self._num_committed = 0  # tokens that the kwargs do not hold
         self._roomy: dict[str, Tensor] | None = None  # [..., as many tokens as there is room for]
         self._lengths: dict[str, int] = {}  # tokens of each in the kwargs

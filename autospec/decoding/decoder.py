@@ -94,9 +94,32 @@ class Decoder:
         """
         if why := why_not(model, input_ids, generation_config, model_kwargs):
             raise CannotDecodeError(why)
-        with nullcontext(Lease()) if self._backend is None else self._backend.lease() as lease:
+        check_prompt(model, input_ids, context_window(model))
+        self.prompt_tokens = input_ids.shape[1]
+        text = _without_padding(input_ids, model_kwargs.get("attention_mask"))
+        do_sample = bool(generation_config.do_sample)
+        request = RequestContext(
+            segment=self._segment,
+            prompt_tokens=len(text),
+            max_new_tokens=int(generation_config.max_length) - self.prompt_tokens,
+            do_sample=do_sample,
+            sources=tuple(self._sources),
+            temperature=temperature_of(generation_config) if do_sample else 0.0,
+        )
+        is_control = self._chooser.is_control(request)
+        # controls run as `generate` runs them: what is gained is measured against that
+        with nullcontext(Lease()) if self._backend is None or is_control else self._backend.lease() as lease:
             return self._decode(
-                model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, lease
+                model,
+                input_ids,
+                logits_processor,
+                stopping_criteria,
+                generation_config,
+                model_kwargs,
+                text=text,
+                request=request,
+                lease=lease,
+                is_control=is_control,
             )
 
     def _decode(
@@ -107,27 +130,18 @@ class Decoder:
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         model_kwargs: dict[str, Any],
+        *,
+        text: list[int],
+        request: RequestContext,
         lease: Lease,
+        is_control: bool,
     ) -> Any:
-        window = context_window(model)
-        check_prompt(model, input_ids, window)
-        self.prompt_tokens = input_ids.shape[1]
-        text = _without_padding(input_ids, model_kwargs.get("attention_mask"))
-        do_sample = bool(generation_config.do_sample)
         target = self._target(model, generation_config, model_kwargs, lease)
         randomness = self._make_randomness(input_ids.device)
-        request = RequestContext(
-            segment=self._segment,
-            prompt_tokens=len(text),
-            max_new_tokens=int(generation_config.max_length) - self.prompt_tokens,
-            do_sample=do_sample,
-            sources=tuple(self._sources),
-            temperature=temperature_of(generation_config) if do_sample else 0.0,
-        )
         draft_request = DraftRequest(
             device=input_ids.device,
             vocab_size=int(model.get_output_embeddings().weight.shape[0]),
-            do_sample=do_sample,
+            do_sample=request.do_sample,
             processors=pure_processors(logits_processor),
             randomness=randomness,
             scores_dtype=self._scores_dtype,
@@ -139,7 +153,7 @@ class Decoder:
         if self._streamer is not None:
             self._streamer.put(input_ids.cpu())
         answer = Answer(Tokens(input_ids), stopping_criteria, generation_config, self._streamer)
-        rule = make_rule(do_sample=do_sample, sampling=self._sampling, randomness=randomness)
+        rule = make_rule(do_sample=request.do_sample, sampling=self._sampling, randomness=randomness)
         loop = Loop(
             target=target,
             answer=answer,
@@ -149,7 +163,8 @@ class Decoder:
             request=request,
             draft_request=draft_request,
             text=text,
-            window=window,
+            window=context_window(model),
+            is_control=is_control,
             stretches_beyond=None if self._chooser.is_off else stretches_beyond(model),
         )
         self.tally = loop.tally
@@ -167,7 +182,8 @@ class Decoder:
             self.output_tokens = answer.num_tokens
             if rule.num_residual_underflows:
                 loop.tally.notes.append(f"{rule.num_residual_underflows} residuals underflowed")
-            if why := lease.why_not or getattr(target, "why_eager", None):
+            loop.tally.is_prepared = lease.target is not None and target.why_eager is None
+            if why := lease.why_not or target.why_eager:
                 loop.tally.notes.append(f"decoded eagerly: {why}")
         answer.end_stream()
         loop.learn(self.output_tokens)

@@ -69,6 +69,7 @@ class Loop:
         request, draft_request: what policies and sources may know of the request.
         text: prompt and answer without padding, as draft sources see them.
         window: positions the target has, if it says so.
+        is_control: decode plainly throughout, to measure what speed-up means.
         stretches_beyond: the length beyond which rotary frequencies depend on the length itself, if there is one.
     """
 
@@ -85,6 +86,7 @@ class Loop:
         text: list[int],
         window: int | None,
         stretches_beyond: int | None,
+        is_control: bool,
     ) -> None:
         self._target = target
         self._answer = answer
@@ -108,7 +110,7 @@ class Loop:
         self._last_position = window if window is not None else sys.maxsize
         ends = [end for end in (window, stretches_beyond) if end is not None]
         self._last_padded = min(ends) if window is not None else None
-        self.tally = Tally()
+        self.tally = Tally(is_control=is_control)
         self._watch = Stopwatch()
 
     def run(self) -> None:
@@ -117,7 +119,6 @@ class Loop:
             if failure := getattr(source, "failure", None):
                 self._switch_off(name, DraftError(failure))
         input_ids = self._answer.tokens.on_device
-        self.tally.is_control = self._chooser.is_control(self._request)
         is_off = self._chooser.is_off
         if self.tally.is_control or is_off:
             self._see_nothing()
@@ -178,6 +179,7 @@ class Loop:
             offers=self._offers.settle(self._text, is_finished=self._answer.is_finished),
             confidences=tuple(proposal.confidences),
             num_padding_tokens=len(padding),
+            is_prepared=self._target.is_prepared,
         )
         self.tally.add(outcome)
         self._drafted_last = action.source if action.block_length else None

@@ -42,11 +42,11 @@ class StaticTargetSession(TargetSession):
         self._given = dict(model_kwargs)
         self._static = static
         self._hands_back = hands_back
-        self._dynamic: DynamicCache | None = None  # where the text is kept outside the buffers
-        self._is_static = False  # it is in the buffers
-        self._after: TargetSession | None = None  # goes on where the buffers ended
-        self._ran = (0, 0)  # tokens of the last forward, and how many of them were padding
-        self.why_eager: str | None = None
+        self._now: _InBuffers | TargetSession | None = None  # who runs forwards; None: the session this is made from
+
+    @property
+    def _session(self) -> Any:
+        return super() if self._now is None else self._now
 
     def prefill(self, input_ids: Tensor) -> Tensor:
         logits = super().prefill(input_ids)
@@ -54,16 +54,87 @@ class StaticTargetSession(TargetSession):
         return logits
 
     def forward(self, input_ids: Tensor, num_draft_tokens: int, num_padding: int = 0) -> Tensor:
-        width = num_draft_tokens + num_padding + 1
-        if self._after is None and self.why_eager is None and not self._is_static:
+        if self._now is None and self.why_eager is None:
             self._enter()
-        if self._is_static and not self._static.has_room(width):
+        if self.is_prepared and not self._static.has_room(num_draft_tokens + num_padding + 1):
             self._leave()
-        if self._after is not None:
-            return self._after.forward(input_ids, num_draft_tokens, num_padding)
-        if not self._is_static:
-            return super().forward(input_ids, num_draft_tokens, num_padding)
-        length = self._static.length
+        logits: Tensor = self._session.forward(input_ids, num_draft_tokens, num_padding)
+        return logits
+
+    def take_back(self) -> None:
+        self._session.take_back()
+
+    def commit(self, num_tokens: int) -> None:
+        self._session.commit(num_tokens)
+
+    def cache(self) -> Any | None:
+        return self._session.cache()
+
+    def abort(self, num_tokens: int) -> None:
+        self._session.abort(num_tokens)
+
+    def finish(self) -> Any | None:
+        return self._session.finish()
+
+    def _enter(self) -> None:
+        cache: Any = super().cache()
+        if int(cache.get_seq_length()) > self._static.capacities[-1]:
+            self.why_eager = f"its text is longer than {self._static.capacities[-1]} tokens, the largest capacity"
+            return
+        self._now = _InBuffers(self._static, cache, hands_back=self._hands_back)
+        self.is_prepared = True
+
+    def _leave(self) -> None:
+        """Go on without the buffers."""
+        cache, length = super().cache(), self._static.length
+        self._static.save(cache)
+        kwargs = {**self._given, CACHE_KEYWORD: cache}
+        if kwargs.get("position_ids") is not None:
+            kwargs["position_ids"] = torch.arange(length + 1, device=self._target.device)[None]
+        if kwargs.get("attention_mask") is not None:
+            kwargs["attention_mask"] = torch.ones((1, length + 1), dtype=torch.long, device=self._target.device)
+        self._now, self.is_prepared = TargetSession(self._target, self._settings, kwargs), False
+        self.why_eager = f"from token {length} on: the largest capacity is used up"
+
+    def _why_not(self, cache: Any) -> str | None:
+        """Why this request is not one for the buffers; None when it is."""
+        if self.hidden_layers:
+            return "a draft source looks at the target's hidden states"
+        if type(cache) is not DynamicCache or getattr(cache, "offloading", False):
+            return f"its cache ({type(cache).__name__}) is one of its own kind"
+        if any(type(layer) is not DynamicLayer for layer in cache.layers):
+            return "its cache has layers that are not kept in a fixed shape"
+        length = int(cache.get_seq_length())
+        if any(layer.get_seq_length() != length for layer in cache.layers):
+            return "the layers of its cache hold texts of different length"
+        if not self._static.fits(cache):
+            return "its cache differs from the model's own in layers, heads, sizes, dtype or device"
+        mask, positions = self._given.get("attention_mask"), self._given.get("position_ids")
+        if mask is not None and not bool((mask == 1).all()):
+            return "its prompt is padded or masked"
+        if any(self._given.get(name) is not None for name in ("token_type_ids", "mm_token_type_ids")):
+            return "its tokens have types"
+        if positions is not None and not _are_usual(positions, length):
+            return "it brings positions of its own"
+        return None
+
+
+class _InBuffers:
+    """A text in the buffers: what a `TargetSession` is after prefill.
+
+    Args:
+        static: the model's prepared forwards.
+        cache: holds the text; with the end it is held there again.
+        hands_back: that is wanted.
+    """
+
+    def __init__(self, static: StaticModel, cache: DynamicCache, *, hands_back: bool) -> None:
+        self._static, self._cache, self._hands_back = static, cache, hands_back
+        self._ran = (0, 0)  # tokens of the last forward, and how many of them were padding
+        static.load(cache)
+
+    def forward(self, input_ids: Tensor, num_draft_tokens: int, num_padding: int) -> Tensor:
+        width, length = num_draft_tokens + num_padding + 1, self._static.length
         try:
             logits = self._static.run(input_ids[:, -width:])
         except BaseException:
@@ -73,89 +144,25 @@ class StaticTargetSession(TargetSession):
         return logits[: num_draft_tokens + 1]
 
     def take_back(self) -> None:
-        if self._after is not None:
-            self._after.take_back()
-        elif self._is_static:
-            self._static.crop(self._ran[0])
-            self._ran = (0, 0)
-        else:
-            super().take_back()
+        self.commit(0)
 
     def commit(self, num_tokens: int) -> None:
-        if self._after is not None:
-            self._after.commit(num_tokens)
-        elif self._is_static:
-            width, _ = self._ran
-            self._static.crop(width - num_tokens)
-            self._ran = (0, 0)
-        else:
-            super().commit(num_tokens)
+        self._static.crop(self._ran[0] - num_tokens)
+        self._ran = (0, 0)
 
-    def cache(self) -> Any | None:
-        if self._after is not None:
-            return self._after.cache()
-        return self._static.view() if self._is_static else super().cache()
+    def cache(self) -> DynamicCache:
+        return self._static.view()
 
     def abort(self, num_tokens: int) -> None:
-        if self._after is not None:
-            self._after.abort(num_tokens)
-        elif self._is_static:
-            width, num_padding = self._ran
-            if width:
-                self.commit(min(num_tokens + 1, width - num_padding))
-            self.finish()
-        else:
-            super().abort(num_tokens)
+        width, num_padding = self._ran
+        if width:
+            self.commit(min(num_tokens + 1, width - num_padding))
+        self.finish()
 
-    def finish(self) -> Any | None:
-        if self._after is not None:
-            return self._after.finish()
-        if self._is_static:
-            self._is_static = False
-            if self._hands_back:
-                self._static.save(self._dynamic)
-            return self._dynamic
-        return self._dynamic if self._dynamic is not None else super().finish()
-
-    def _enter(self) -> None:
-        cache: Any = super().cache()
-        if int(cache.get_seq_length()) > self._static.capacities[-1]:
-            self.why_eager = f"its text is longer than {self._static.capacities[-1]} tokens, the largest capacity"
-            return
-        self._static.load(cache)
-        self._dynamic, self._is_static = cache, True
-
-    def _leave(self) -> None:
-        """Go on without the buffers."""
-        kwargs, length = {**self._given, CACHE_KEYWORD: self._dynamic}, self._static.length
-        self._static.save(self._dynamic)
-        self._is_static = False
-        if kwargs.get("position_ids") is not None:
-            kwargs["position_ids"] = torch.arange(length + 1, device=self._target.device)[None]
-        if kwargs.get("attention_mask") is not None:
-            kwargs["attention_mask"] = torch.ones((1, length + 1), dtype=torch.long, device=self._target.device)
-        self._after = TargetSession(self._target, self._settings, kwargs)
-        self.why_eager = f"from token {length} on: the largest capacity is used up"
-
-    def _why_not(self, cache: Any | None) -> str | None:
-        """Why this request is not one for the buffers; None when it is."""
-        if self.hidden_layers:
-            return "a draft source looks at the target's hidden states"
-        if not isinstance(cache, DynamicCache) or getattr(cache, "offloading", False):
-            return f"its cache ({type(cache).__name__}) is one of its own kind"
-        if any(type(layer) is not DynamicLayer for layer in cache.layers):
-            return "its cache has layers that are not kept in a fixed shape"
-        length = int(cache.get_seq_length())
-        if any(layer.get_seq_length() != length for layer in cache.layers):
-            return "the layers of its cache hold texts of different length"
-        mask, positions = self._given.get("attention_mask"), self._given.get("position_ids")
-        if mask is not None and not bool((mask == 1).all()):
-            return "its prompt is padded or masked"
-        if any(self._given.get(name) is not None for name in ("token_type_ids", "mm_token_type_ids")):
-            return "its tokens have types"
-        if positions is not None and not _are_usual(positions, length):
-            return "it brings positions of its own"
-        return None
+    def finish(self) -> DynamicCache:
+        if self._hands_back:
+            self._static.save(self._cache)
+        return self._cache
 
 
 def _are_usual(positions: Tensor, length: int) -> bool:

@@ -148,6 +148,7 @@ class Arm:
             policy=self._policy,
             sampling=self._sampling,
             control_share=float(is_control),
+            backend="eager",  # one of its own for each answer would be prepared for each
         )
 
     @contextmanager
