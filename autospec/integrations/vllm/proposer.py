@@ -179,7 +179,9 @@ class Proposer:
         self._record_ended()
 
     def _record_ended(self) -> None:
-        ended, self._ended[:] = list(self._ended), []
+        with self._lock:
+            ended = self._ended.copy()
+            self._ended.clear()
         for served in ended:
             for source in self._sources.values():
                 learn = getattr(source, "learn", None)

@@ -18,7 +18,7 @@ PROBE_EVERY = 512
 PAUSE = 128
 """Plain steps after drafting lost, before it is tried again; twice as many after each more."""
 MOST_PAUSE = 8192
-LEAST_GAIN = 1.0
+LEAST_GAIN = 1.01
 """Tokens per second with drafting over those without, below which it is switched off."""
 
 
