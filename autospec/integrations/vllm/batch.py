@@ -105,9 +105,7 @@ class Batch:
         counts = [len(tokens) for tokens in sampled]
         before = [length - count for length, count in zip(lengths[: len(counts)].tolist(), counts, strict=True)]
         matched = match(self._rows, [served for served, _ in self._away.values()], before, token_ids)
-        served = [
-            each or self._new(token_ids[row, : before[row]]) for row, each in enumerate(matched.found)
-        ]
+        served = [each or self._new(token_ids[row, : before[row]]) for row, each in enumerate(matched.found)]
         self._leave(matched.gone, served, now)
         self._judge(served, sampled, matched.is_sure, step_seconds, num_step_tokens, now)
         drafts = self._propose(served, counts)
