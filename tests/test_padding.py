@@ -547,7 +547,7 @@ class TestCosts:
         self, target: Any, do_sample: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Nothing is forced here but the table that calibration would have measured."""
-        monkeypatch.setattr("autospec.costs.upkeep.cost_model", lambda target, sources: CostModel(TABLE))
+        monkeypatch.setattr("autospec.costs.upkeep.cost_model", lambda *given: CostModel(TABLE))
         blocks: list[BlockOutcome] = []
         observe = CostModel.observe
         monkeypatch.setattr(CostModel, "observe", lambda self, block: (blocks.append(block), observe(self, block)))
