@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 MODEL := smollm2-135m
 TORCH := 2.13.0
 COMPAT := .venv-compat
+VLLM := .vllm
 AXE := tests/axe
 PROMPTS ?= $(AUTOSPEC_PROMPTS)
 
@@ -21,12 +22,13 @@ PYTHON_VERSION := $(shell $(PYTHON) -c 'import platform; print(platform.python_v
 PYTHON_READY := $(VENV)/.python-$(PYTHON_VERSION)
 RUNTIME_READY := $(VENV)/.runtime
 DEV_READY := $(VENV)/.dev
+VLLM_READY := $(VLLM)/.ready
 AXE_READY := $(AXE)/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: $(COMPAT)/%/.ready
-.PHONY: help setup demo test test-compat bench bench-peers bench-prompts bench-verification profile lint format types lock model postgres browser compiler axe clean
+.PHONY: help setup demo test test-compat test-vllm vllm bench bench-peers bench-prompts bench-verification profile lint format types lock model postgres browser compiler axe clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +48,11 @@ test-compat: compat-5.17 ## the decoder's tests on transformers 5.17 and on the 
 	if grep -q "^transformers==$$newest " requirements.lock; then \
 	  echo "transformers $$newest is the newest 5.x and the locked one: make test covers it"; \
 	else $(MAKE) --no-print-directory "compat-$$newest"; fi
+
+vllm: $(VLLM_READY) ## make .vllm, an environment of its own with vLLM on the CPU (about 3 GB)
+
+test-vllm: $(VLLM_READY) model postgres ## the tests with real vLLM on the CPU (make test has those without it)
+	OMP_NUM_THREADS=1 VLLM_CPU_KVCACHE_SPACE=1 $(VLLM)/bin/python -m pytest tests/vllm
 
 bench: bench-prompts bench-peers model ## autospec beside generate, transformers and two packages, with speed-ups and memory: PROMPTS=FILE, questions of Spec-Bench (idle machine; BENCH=--quick: a short look)
 	$(BIN)/python experiments/23_benchmark/run.py --prompts "$(PROMPTS)" $(BENCH)
@@ -87,7 +94,7 @@ LOCK_OPTIONS = --quiet --strip-extras --allow-unsafe --annotation-style line --n
   --no-emit-find-links --no-emit-trusted-host $(if $(UPGRADE),--upgrade) --upgrade-package torch==$(TORCH)
 
 clean: ## remove environments, caches and build output (the fetched model stays in the user's cache)
-	rm -rf $(VENV) $(COMPAT) .bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(COMPAT) $(VLLM) .bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	rm -rf $(AXE)/node_modules
 	find autospec policies telemetry tests experiments -name __pycache__ -prune -exec rm -rf {} +
 
@@ -154,3 +161,12 @@ $(COMPAT)/%/.ready: $(DEV_READY)
 compat-%: $(COMPAT)/%/.ready model
 	@$(COMPAT)/$*/bin/python -c 'import transformers; print("decoder tests on transformers", transformers.__version__)'
 	$(COMPAT)/$*/bin/python -m pytest tests -m compat
+
+# The three that vLLM asks for and text needs none of: their builds fit another torch, and importing them fails.
+$(VLLM_READY): requirements-vllm.txt pyproject.toml
+	rm -rf $(VLLM)
+	$(PYTHON) -m venv $(VLLM)
+	nice $(VLLM)/bin/python -m pip -qq install --requirement requirements-vllm.txt
+	$(VLLM)/bin/python -m pip -qq uninstall --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/python -m pip -qq install --no-deps --no-build-isolation --editable .
+	@touch $@
