@@ -1,0 +1,222 @@
+"""What a step costs that verifies several requests at once: learned from the seconds of steps, by their tokens."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from autospec.costs.correction import winsorised_mean
+
+WINDOW = 32
+"""Last steps of a width that count."""
+LEAST = 3
+"""Steps of a width before it is believed, as long as another one is."""
+SETTLE_EVERY = 16
+"""Steps between two looks: estimates stand still meanwhile, so that policies can keep tables."""
+LEAST_CHANGE = 0.01
+STALL = 4.0
+"""A step that took this many times what its width usually takes counts as so much and no more."""
+PRIOR_SLOPE = 0.02
+"""Of a step of one token, what each further token is thought to add before anything was seen."""
+PRIOR_TOKENS = 8.0
+"""Span of widths that the prior slope counts for, beyond the widest seen."""
+PRIOR_SECONDS = 0.05
+"""Of a step of one token, before anything was seen; policies compare, so its size matters little."""
+_DRIFT = 1.0 / 64.0  # of a step's surprise that all widths take over, so that those not seen lately follow
+_EXACT = 32  # widths up to here are told apart; wider ones in eighths of an octave
+_MOST_JSON = 4096
+
+
+class BatchCosts:
+    """Seconds of steps and of drafts, for policies that choose for one of several requests. Not thread-safe.
+
+    Widths are kept apart, so that steps which are really there stay; between two of them it is a line. Of all the
+    tokens in a step it is the number that counts: a step verifies the drafts of each request and one token besides.
+
+    Args:
+        block_lengths: to choose between, ascending.
+        sources: draft sources that can be used.
+    """
+
+    def __init__(self, block_lengths: Sequence[int], sources: Iterable[str]) -> None:
+        self._block_lengths = tuple(block_lengths)
+        self._sources = frozenset(sources)
+        self._widths: dict[int, deque[float]] = {}  # place -> seconds, less the drift when they were seen
+        self._tokens: dict[int, float] = {}  # place -> tokens of its steps, a running mean
+        self._drift = 1.0
+        self._grid: list[tuple[float, float]] = []  # tokens and seconds, as of the last settling
+        self._draft_seconds: deque[float] = deque(maxlen=WINDOW)
+        self._draft = 0.0
+        self._num_steps = 0
+        self._num_requests = 1
+        self._drafting = 1.0
+        self._version = 0
+
+    @property
+    def block_lengths(self) -> tuple[int, ...]:
+        return self._block_lengths
+
+    @property
+    def version(self) -> int:
+        """Grows whenever an estimate changes, and when another batch is served."""
+        return self._version
+
+    @property
+    def num_steps(self) -> int:
+        """Steps seen."""
+        return self._num_steps
+
+    @property
+    def num_requests(self) -> int:
+        """For which estimates are given where the question names no number."""
+        return self._num_requests
+
+    def serve(self, num_requests: int, drafting_share: float = 1.0) -> None:
+        """From now on answer for one request among so many.
+
+        Args:
+            num_requests: in the batch. Beyond 8 those that differ by less than an eighth are taken as one.
+            drafting_share: of the requests, those that have drafts in a usual step.
+        """
+        num_requests = _rounded(num_requests)
+        drafting = max(1.0, num_requests * math.ceil(8.0 * min(max(drafting_share, 0.0), 1.0)) / 8.0)
+        if (num_requests, drafting) != (self._num_requests, self._drafting):
+            self._num_requests, self._drafting = num_requests, drafting
+            self._version += 1
+
+    def step_seconds(self, num_tokens: float) -> float:
+        """A step over so many tokens, of all requests together."""
+        return _on(self._grid, num_tokens) * self._drift if self._grid else _prior(num_tokens)
+
+    def verify_seconds(self, num_tokens: int, context_tokens: int, num_requests: int | None = None) -> float:
+        """A step in which a request verifies `num_tokens` tokens (drafts + 1), as far as it is this request's doing.
+
+        All requests wait for the tokens of each. Where those that draft do as this one does, the tokens of a step are
+        one of each request, and the drafts of these; what they add to a plain step all requests bear, and only those
+        that draft gain by it.
+
+        Args:
+            num_tokens: of one request.
+            context_tokens: not looked at: a step's seconds are seen for contexts as they come.
+            num_requests: in the batch, all of which draft; None: as `serve` was told.
+        """
+        requests = self._num_requests if num_requests is None else num_requests
+        drafting = self._drafting if num_requests is None else float(requests)
+        plain = self.step_seconds(requests)
+        if num_tokens <= 1:
+            return plain
+        wide = self.step_seconds(requests + drafting * (num_tokens - 1))
+        return max(plain + (wide - plain) * requests / drafting, min(plain, wide))
+
+    def draft_seconds(self, source: str, block_length: int, context_tokens: int) -> float:
+        """One proposal, for one request; infinite for a source that is not there."""
+        return self._draft if source in self._sources else math.inf
+
+    def is_extrapolated(self, num_tokens: int, context_tokens: int, source: str | None = None) -> bool:
+        """Was no step seen that wide?"""
+        if source is not None:
+            return source not in self._sources
+        widest = self._grid[-1][0] if self._grid else 0.0
+        return self._num_requests + self._drafting * (num_tokens - 1) > widest
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        """Learn what a step took. Args: num_tokens: of all requests; seconds: from draft to draft, drafting left out."""
+        if num_tokens < 1 or not 0.0 < seconds < math.inf:
+            return
+        place = _place(num_tokens)
+        seen = self._widths.setdefault(place, deque(maxlen=WINDOW))
+        if len(seen) >= LEAST:
+            usual = winsorised_mean(seen) * self._drift
+            seconds = min(max(seconds, usual / STALL), usual * STALL)
+            self._drift *= (seconds / usual) ** _DRIFT
+        seen.append(seconds / self._drift)
+        tokens = self._tokens.get(place, float(num_tokens))
+        self._tokens[place] = tokens + (num_tokens - tokens) / len(seen)
+        self._num_steps += 1
+        if self._num_steps % SETTLE_EVERY == 0 or self._num_steps == LEAST:
+            self._settle()
+
+    def observe_draft(self, seconds: float) -> None:
+        """Learn what drafting for one request took."""
+        if 0.0 < seconds < math.inf:
+            self._draft_seconds.append(seconds)
+
+    def _settle(self) -> None:
+        believed = [place for place, seen in self._widths.items() if len(seen) >= LEAST] or list(self._widths)
+        grid = sorted((self._tokens[place], winsorised_mean(self._widths[place])) for place in believed)
+        self._draft = winsorised_mean(self._draft_seconds) if self._draft_seconds else 0.0
+        before = [_on(self._grid, tokens) if self._grid else 0.0 for tokens, _ in grid]
+        moves = [abs(seconds / old - 1.0) if old else 1.0 for (_, seconds), old in zip(grid, before, strict=True)]
+        if len(grid) != len(self._grid) or max(moves) > LEAST_CHANGE:
+            self._grid = grid
+            self._version += 1
+
+    def points(self) -> list[tuple[int, float]]:
+        """Tokens and seconds of the widths that are believed, ascending."""
+        return [(round(tokens), seconds * self._drift) for tokens, seconds in self._grid]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for `restore`."""
+        steps = [[round(self._tokens[place]), list(seen)] for place, seen in sorted(self._widths.items())]
+        return {"drift": self._drift, "steps": steps}
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Go on from what `to_json` wrote.
+
+        Raises:
+            ValueError: these are no such values.
+        """
+        try:
+            drift = float(values["drift"])
+            steps = [(int(tokens), [float(each) * drift for each in seen]) for tokens, seen in values["steps"]]
+        except (LookupError, TypeError, AttributeError, OverflowError) as error:
+            raise ValueError(f"no costs of steps: {type(error).__name__}: {error}") from error
+        is_sound = len(steps) <= _MOST_JSON and all(
+            tokens >= 1 and seen and all(1e-9 <= each <= 1e6 for each in seen) for tokens, seen in steps
+        )
+        if not is_sound or not 1e-3 <= drift <= 1e3:
+            raise ValueError("no costs of steps: tokens and seconds must be positive, and such as can be measured")
+        self._widths, self._tokens, self._drift = {}, {}, 1.0
+        for tokens, seen in steps:
+            place = _place(tokens)
+            self._widths.setdefault(place, deque(maxlen=WINDOW)).extend(seen)
+            self._tokens[place] = float(tokens)
+        self._num_steps = sum(len(seen) for seen in self._widths.values())
+        self._settle()
+
+
+def _place(num_tokens: int) -> int:
+    return num_tokens if num_tokens <= _EXACT else _EXACT + 1 + int(8.0 * math.log2(num_tokens / _EXACT))
+
+
+def _rounded(num_requests: int) -> int:
+    """Numbers of requests that differ by less than an eighth are taken as one."""
+    if num_requests <= 8:
+        return max(1, num_requests)
+    step: int = 1 << (num_requests.bit_length() - 4)
+    return int(num_requests // step * step)
+
+
+def _prior(num_tokens: float) -> float:
+    return PRIOR_SECONDS * (1.0 + PRIOR_SLOPE * (num_tokens - 1.0))
+
+
+def _on(grid: Sequence[tuple[float, float]], num_tokens: float) -> float:
+    """A line between two widths seen; narrower than all of them as the narrowest, wider by a slope drawn to the prior.
+
+    The slope is that over all widths seen, which a single one that is off does not turn.
+    """
+    first, last = grid[0], grid[-1]
+    if num_tokens <= first[0]:
+        return first[1]
+    if num_tokens >= last[0]:
+        span = last[0] - first[0]
+        prior = first[1] * _prior(2.0) / _prior(first[0]) - first[1] * _prior(1.0) / _prior(first[0])
+        seen = max(0.0, last[1] - first[1])
+        return last[1] + (seen + PRIOR_TOKENS * prior) / (span + PRIOR_TOKENS) * (num_tokens - last[0])
+    right = bisect_left(grid, (num_tokens, -math.inf))
+    (low, low_seconds), (high, high_seconds) = grid[right - 1], grid[right]
+    return low_seconds + (high_seconds - low_seconds) * (num_tokens - low) / (high - low)

@@ -1,0 +1,1 @@
+"""autospec inside other engines. Importing this loads none of them."""

@@ -1,0 +1,311 @@
+"""One engine's batch: what became of the last drafts, and the next ones, at each of the engine's calls."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autospec.controller import Controller
+from autospec.costs.batches import STALL, BatchCosts
+from autospec.drafts.base import DraftRequest, DraftSource, Proposal
+from autospec.errors import ConfigurationError
+from autospec.integrations.vllm.rows import History, Tokens, match
+from autospec.integrations.vllm.served import MAX_OFFER, Block, Served, plain
+from autospec.integrations.vllm.switch import Switch
+from autospec.types import NONE, Action, BlockContext, Offer, RequestContext
+
+AWAY_SECONDS = 10.0
+"""A request in no row for so long has ended; until then it may have been preempted."""
+MOST_AWAY = 4096
+_SHARE_KEPT = 0.95
+_CONTROL = Action(reason="control")
+_CROWDED = Action(reason="off: the batch is too large")
+_ENDED = Action(reason="off: it has ended")
+_NO_ROOM = Action(reason="off: no room")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of the engine."""
+
+    num_speculative_tokens: int
+    max_model_len: int
+    end_tokens: frozenset[int]  # that end an answer, unless a request says otherwise
+
+
+class Batch:
+    """Follows the requests of one engine from call to call. Calls come from one thread at a time.
+
+    Args:
+        limits: of the engine.
+        sources: retrieval sources by name.
+        controller: chooses, and learns.
+        costs: of steps; learned here.
+        segment_of: the segment of a prompt.
+        draft_request_of: what sources may know of a request in a segment.
+        finish: takes a request that has ended.
+        trace: share of the requests whose blocks are kept one by one.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        sources: Mapping[str, DraftSource],
+        controller: Controller,
+        costs: BatchCosts,
+        *,
+        segment_of: Callable[[Sequence[int]], str],
+        draft_request_of: Callable[[str], DraftRequest],
+        finish: Callable[[Served], None],
+        trace: float = 0.0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._limits = limits
+        self._sources = dict(sources)
+        self._controller = controller
+        self._costs = costs
+        self._segment_of = segment_of
+        self._draft_request_of = draft_request_of
+        self._finish = finish
+        self._trace = trace
+        self._clock = clock
+        self._random = random.Random()
+        self._switch = Switch()
+        self._rows: list[Served | None] = []
+        self._away: dict[str, tuple[Served, float]] = {}
+        self._returned: float | None = None  # when the last call did
+        self._spent = 0.0  # seconds of that call
+        self._num_rows = 0
+        self._was_on = True
+        self._drafting_share = 1.0
+
+    def step(
+        self,
+        sampled: Sequence[Sequence[int]],
+        lengths: NDArray[np.int32],
+        token_ids: Tokens,
+        num_step_tokens: int | None = None,
+    ) -> list[list[int]]:
+        """Drafts for each row, none where none pay.
+
+        Args:
+            sampled: [rows], tokens that the step committed for each; none while a prompt is read.
+            lengths: [at least rows], tokens of each row, those included.
+            token_ids: [at least rows, longest].
+            num_step_tokens: that the step ran over, as far as that is known.
+        """
+        now = self._clock()
+        step_seconds = 0.0 if self._returned is None else now - self._returned
+        counts = [len(tokens) for tokens in sampled]
+        before = [length - count for length, count in zip(lengths[: len(counts)].tolist(), counts, strict=True)]
+        matched = match(self._rows, [served for served, _ in self._away.values()], before, token_ids)
+        served = [
+            each or self._new(token_ids[row, : before[row]]) for row, each in enumerate(matched.found)
+        ]
+        self._leave(matched.gone, served, now)
+        self._judge(served, sampled, matched.is_sure, step_seconds, num_step_tokens, now)
+        drafts = self._propose(served, counts)
+        self._rows = list(served)
+        self._returned = self._clock()
+        self._spent = self._returned - now
+        return drafts
+
+    def sweep(self) -> None:
+        """End requests that have been away for long."""
+        now = self._clock()
+        for served, since in list(self._away.values()):
+            if now - since > AWAY_SECONDS or len(self._away) > MOST_AWAY:
+                self._end(served)
+
+    def close(self) -> None:
+        """End all requests."""
+        for served in [*(each for each in self._rows if each), *(each for each, _ in self._away.values())]:
+            self._end(served)
+        self._rows = []
+
+    def forget(self) -> None:
+        """Begin anew with whatever is in the rows: nothing that is pending can be judged."""
+        self._rows, self._away, self._returned = [], {}, None
+
+    def _new(self, prompt: Tokens) -> Served:
+        tokens = History(prompt)
+        segment = self._segment_of(tokens.text)
+        request = RequestContext(
+            segment=segment,
+            prompt_tokens=len(tokens),
+            max_new_tokens=max(1, self._limits.max_model_len - len(tokens)),
+            do_sample=True,  # as far as is known
+            sources=tuple(self._sources),
+        )
+        return Served(
+            tokens,
+            request,
+            self._draft_request_of(segment),
+            self._sources,
+            is_control=self._controller.is_control(request),
+            keeps_blocks=self._random.random() < self._trace,
+        )
+
+    def _leave(self, gone: Collection[Served], here: Sequence[Served], now: float) -> None:
+        for served in here:
+            self._away.pop(served.id, None)
+        for served in gone:
+            served.block = None  # whatever it drafted was not verified, or not seen to be
+            if served.unsettled is not None or not served.output_tokens:
+                self._end(served)
+            else:
+                self._away.setdefault(served.id, (served, now))
+
+    def _end(self, served: Served) -> None:
+        self._away.pop(served.id, None)
+        if served.unsettled is not None:
+            block, tokens, seconds = served.unsettled
+            served.unsettled = None
+            end = next(i for i, token in enumerate(tokens) if token in self._limits.end_tokens)
+            served.history.cut(len(tokens) - end - 1)
+            self._settle(served, block, tokens[: end + 1], seconds, is_finished=True)
+        if served.output_tokens:
+            self._finish(served)
+
+    def _judge(
+        self,
+        served: Sequence[Served],
+        sampled: Sequence[Sequence[int]],
+        is_sure: Sequence[bool],
+        step_seconds: float,
+        num_step_tokens: int | None,
+        now: float,
+    ) -> None:
+        """Read off what the step committed, and learn from it."""
+        blocks = [each.block for each in served]
+        verified = sum(len(block.tokens) + 1 for block in blocks if block)
+        is_pure = bool(blocks) and all(blocks) and all(sampled)  # no prompt is read in it
+        is_trimmed = is_pure and num_step_tokens is not None and num_step_tokens < verified
+        ratio = 1.0
+        if is_pure and not is_trimmed and step_seconds > 0.0:
+            ratio = min(max(step_seconds / self._costs.step_seconds(verified), 1.0 / STALL), STALL)
+            self._costs.observe(verified, step_seconds)
+            num_tokens = sum(map(len, sampled))
+            seconds = step_seconds + self._spent
+            self._switch.observe(self._costs.num_requests, num_tokens, seconds, was_on=self._was_on)
+        for each, tokens, sure in zip(served, sampled, is_sure, strict=True):
+            block, each.block = each.block, None
+            if tokens:
+                self._commit(each, block if sure else None, tokens, step_seconds, ratio, is_trimmed, now)
+
+    def _commit(
+        self,
+        served: Served,
+        block: Block | None,
+        tokens: Sequence[int],
+        step_seconds: float,
+        ratio: float,
+        is_trimmed: bool,
+        now: float,
+    ) -> None:
+        if served.unsettled is not None:  # it went on after what would have been its end
+            late, served.unsettled, served.ignores_end = served.unsettled, None, True
+            self._settle(served, *late)
+        if served.started_at is None:
+            served.begin(now)
+        served.last_seen = now
+        served.history.append(tokens)
+        if block is None:
+            return
+        if not served.ignores_end and not self._limits.end_tokens.isdisjoint(tokens):
+            served.unsettled = block, list(tokens), step_seconds
+        else:
+            self._settle(served, block, tokens, step_seconds, ratio=ratio, is_trimmed=is_trimmed)
+
+    def _settle(
+        self,
+        served: Served,
+        block: Block,
+        tokens: Sequence[int],
+        seconds: float,
+        *,
+        ratio: float = 1.0,
+        is_trimmed: bool = False,
+        is_finished: bool = False,
+    ) -> None:
+        """Count a block, and let the policy learn from it.
+
+        The seconds that a policy learns are those that the block would have taken had all requests done alike: whatever
+        others drafted is not this block's doing.
+        """
+        outcome = served.settle(block, tokens, seconds, is_trimmed=is_trimmed, is_finished=is_finished)
+        if outcome is None:
+            return
+        served.count(outcome, seconds)
+        if block.is_judged:
+            own = ratio * self._costs.verify_seconds(outcome.num_draft_tokens + 1, outcome.context_tokens)
+            self._controller.observe(replace(outcome, verify_seconds=own))
+
+    def _propose(self, served: Sequence[Served], counts: Sequence[int]) -> list[list[int]]:
+        """The next drafts, after which each request that goes on has a block."""
+        num_requests = sum(each.unsettled is None for each in served)
+        self._costs.serve(num_requests, self._drafting_share)
+        self._was_on = num_requests > 0 and self._switch.is_on(self._costs.num_requests)
+        drafts: list[list[int]] = []
+        num_asked = num_drafted = 0
+        for each, count in zip(served, counts, strict=True):
+            if not count:
+                drafts.append([])
+                continue
+            if each.unsettled is not None:
+                each.block = Block(_ENDED, [], is_judged=False)
+            elif each.is_control:
+                each.block = Block(_CONTROL, [])
+            elif not self._was_on:
+                each.block = Block(_CROWDED, [], is_judged=False)
+            else:
+                each.block = self._choose(each)
+                self._costs.observe_draft(each.block.draft_seconds)
+                num_asked += 1
+                num_drafted += bool(each.block.tokens)
+            drafts.append(each.block.tokens)
+        if num_asked:
+            share = num_drafted / num_asked
+            self._drafting_share = _SHARE_KEPT * self._drafting_share + (1.0 - _SHARE_KEPT) * share
+        return drafts
+
+    def _choose(self, served: Served) -> Block:
+        """What the next block of a request is."""
+        started = self._clock()
+        room = min(self._limits.num_speculative_tokens, self._limits.max_model_len - len(served.history) - 1)
+        if room < 1:
+            return Block(_NO_ROOM, [])
+        proposals: dict[str, Proposal] = {}
+        offers: dict[str, Offer] = {}
+        for name in self._controller.asks(served.request.segment, served.sources):
+            proposal, offer = served.ask(name, min(MAX_OFFER, room))
+            if name in served.sources:  # it has not failed
+                proposals[name], offers[name] = proposal, offer
+        action = self._controller.choose(
+            BlockContext(
+                request=served.request,
+                context_tokens=len(served.history),
+                output_tokens=served.output_tokens,
+                sources=served.sources,
+                offers=offers,
+            )
+        )
+        if action.source not in (NONE, *self._sources):
+            usable = ", ".join([NONE, *self._sources])
+            raise ConfigurationError(f"the policy chose draft source {action.source!r}: usable here are {usable}")
+        if action.source not in served.sources:
+            action = plain(action)
+        if action.block_length:
+            action = replace(action, block_length=min(action.block_length, room))
+            known = proposals.get(action.source)
+            if known is None or len(known.tokens) == MAX_OFFER < action.block_length:
+                proposals[action.source] = served.draft(action.source, action.block_length)
+        tokens = proposals[action.source].tokens[: action.block_length] if action.block_length else []
+        catch_up = sum(proposal.catch_up_seconds for proposal in proposals.values())
+        return Block(action, tokens, max(0.0, self._clock() - started - catch_up), catch_up)

