@@ -15,7 +15,7 @@ from autospec.costs.batches import STALL, BatchCosts
 from autospec.drafts.base import DraftRequest, DraftSource, Proposal
 from autospec.errors import ConfigurationError
 from autospec.integrations.vllm.rows import History, Tokens, match
-from autospec.integrations.vllm.served import MAX_OFFER, Block, Served, plain
+from autospec.integrations.vllm.served import MAX_OFFER, Block, Served, Unsettled, plain
 from autospec.integrations.vllm.switch import Switch
 from autospec.types import NONE, Action, BlockContext, Offer, RequestContext
 
@@ -105,9 +105,7 @@ class Batch:
         counts = [len(tokens) for tokens in sampled]
         before = [length - count for length, count in zip(lengths[: len(counts)].tolist(), counts, strict=True)]
         matched = match(self._rows, [served for served, _ in self._away.values()], before, token_ids)
-        served = [
-            each or self._new(token_ids[row, : before[row]]) for row, each in enumerate(matched.found)
-        ]
+        served = [each or self._new(token_ids[row, : before[row]]) for row, each in enumerate(matched.found)]
         self._leave(matched.gone, served, now)
         self._judge(served, sampled, matched.is_sure, step_seconds, num_step_tokens, now)
         drafts = self._propose(served, counts)
@@ -165,11 +163,11 @@ class Batch:
     def _end(self, served: Served) -> None:
         self._away.pop(served.id, None)
         if served.unsettled is not None:
-            block, tokens, seconds = served.unsettled
-            served.unsettled = None
-            end = next(i for i, token in enumerate(tokens) if token in self._limits.end_tokens)
-            served.history.cut(len(tokens) - end - 1)
-            self._settle(served, block, tokens[: end + 1], seconds, is_finished=True)
+            last, served.unsettled = served.unsettled, None
+            end = next(i for i, token in enumerate(last.tokens) if token in self._limits.end_tokens)
+            served.history.cut(len(last.tokens) - end - 1)
+            if last.block is not None:
+                self._settle(served, last.block, last.tokens[: end + 1], last.seconds, is_finished=True)
         if served.output_tokens:
             self._finish(served)
 
@@ -211,16 +209,15 @@ class Batch:
     ) -> None:
         if served.unsettled is not None:  # it went on after what would have been its end
             late, served.unsettled, served.ignores_end = served.unsettled, None, True
-            self._settle(served, *late)
+            if late.block is not None:
+                self._settle(served, late.block, late.tokens, late.seconds)
         if served.started_at is None:
             served.begin(now)
         served.last_seen = now
         served.history.append(tokens)
-        if block is None:
-            return
         if not served.ignores_end and not self._limits.end_tokens.isdisjoint(tokens):
-            served.unsettled = block, list(tokens), step_seconds
-        else:
+            served.unsettled = Unsettled(block, list(tokens), step_seconds)
+        elif block is not None:
             self._settle(served, block, tokens, step_seconds, ratio=ratio, is_trimmed=is_trimmed)
 
     def _settle(

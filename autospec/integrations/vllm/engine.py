@@ -77,7 +77,9 @@ def read_call(args: Sequence[Any], named: Mapping[str, Any]) -> Call:
         and min(len(lengths), len(token_ids)) >= len(sampled)
     )
     if not is_known:
-        shown = ", ".join(f"{type(each).__name__}{list(getattr(each, 'shape', ''))}" for each in (*args, *named.values()))
+        shown = ", ".join(
+            f"{type(each).__name__}{list(getattr(each, 'shape', ''))}" for each in (*args, *named.values())
+        )
         raise ShapeError(f"vLLM called propose({shown:.200}), which is not as it was: {_remedy()}")
     return Call(sampled, lengths, token_ids, _step_tokens(named.get("slot_mappings")), most, unknown)
 

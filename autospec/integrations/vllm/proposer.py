@@ -51,7 +51,9 @@ class Proposer:
         self._settings = settings = read_settings(getattr(vllm_config, "additional_config", None))
         self._sources = make_sources(drafts_with(settings.policy, settings.drafts))
         if others := [name for name, source in self._sources.items() if not getattr(source, "is_retrieval", False)]:
-            raise ConfigurationError(f"drafts={others[0]}: in vLLM only retrieval sources draft, as ngram and suffix do")
+            raise ConfigurationError(
+                f"drafts={others[0]}: in vLLM only retrieval sources draft, as ngram and suffix do"
+            )
         self._segmenter = make_segmenter(settings.segments)
         longest = self._limits.num_speculative_tokens
         lengths = sorted({*(k for k in BLOCK_LENGTHS if k < longest), longest})
@@ -153,7 +155,9 @@ class Proposer:
         call = read_call(args, named)
         if call.unknown and "unknown" not in self._said:
             self._said.add("unknown")
-            _log.warning("vLLM says more than this autospec knows of, and is not listened to: %s", ", ".join(call.unknown))
+            _log.warning(
+                "vLLM says more than this autospec knows of, and is not listened to: %s", ", ".join(call.unknown)
+            )
         if self._batch is None:
             self._begin(None)
         if self._batch is None:
@@ -179,7 +183,9 @@ class Proposer:
         self._record_ended()
 
     def _record_ended(self) -> None:
-        ended, self._ended[:] = list(self._ended), []
+        with self._lock:
+            ended = self._ended.copy()
+            self._ended.clear()
         for served in ended:
             for source in self._sources.values():
                 learn = getattr(source, "learn", None)

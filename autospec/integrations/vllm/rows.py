@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -104,8 +105,8 @@ def match(known: Sequence[K | None], away: Iterable[K], lengths: Sequence[int], 
                 candidates.remove(moved)
                 found[row] = moved
     gone = [each for candidates in left.values() for each in candidates]
-    is_calm = not gone and None not in found  # then nothing has moved
-    return Matched(found, [True] * len(found) if is_calm else _alone(found, gone), gone)
+    has_moved = any(here is not each for here, each in zip_longest(known, found))
+    return Matched(found, _alone(found, gone) if has_moved else [True] * len(found), gone)
 
 
 def _alone(found: Sequence[K | None], gone: Sequence[K]) -> list[bool]:

@@ -30,6 +30,15 @@ class Block:
     is_judged: bool = True  # False: the policy was not asked, and learns nothing
 
 
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """A step in which the answer may have ended: the next call tells whether the request goes on."""
+
+    block: Block | None  # None: the step read the prompt, or is not judged
+    tokens: list[int]
+    seconds: float
+
+
 class Served:
     """State of a request from its first token on.
 
@@ -59,7 +68,7 @@ class Served:
         self.is_control = is_control
         self.tally = Tally(is_control=is_control, outcomes=[] if keeps_blocks else None)
         self.block: Block | None = None
-        self.unsettled: tuple[Block, list[int], float] | None = None  # block, tokens, seconds: an end may be in it
+        self.unsettled: Unsettled | None = None
         self.ignores_end = False  # it went on after a token that ends answers
         self.started_at: datetime | None = None  # when its first token was seen
         self.first_seen = self.last_seen = 0.0

@@ -30,9 +30,7 @@ class Settings:
     resume: bool = True  # go on from what others have learned
 
 
-def read_settings(
-    additional_config: object = None, environment: Mapping[str, str] | None = None
-) -> Settings:
+def read_settings(additional_config: object = None, environment: Mapping[str, str] | None = None) -> Settings:
     """The settings; a variable of the environment comes before the same setting in the configuration.
 
     Raises:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
 from autospec.costs.correction import winsorised_mean
 
-WINDOW = 64
+WINDOW = 128
 """Last steps that are compared, with drafting and without."""
 LEAST_OPEN = 32
 """Steps with drafting before they are judged."""
@@ -15,10 +16,10 @@ PROBE = 4
 """Plain steps by which it is known what those cost."""
 PROBE_EVERY = 512
 """Steps with drafting after which plain ones are measured again."""
-PAUSE = 128
+PAUSE = 512
 """Plain steps after drafting lost, before it is tried again; twice as many after each more."""
-MOST_PAUSE = 8192
-LEAST_GAIN = 1.0
+MOST_PAUSE = 16384
+LEAST_GAIN = 1.01
 """Tokens per second with drafting over those without, below which it is switched off."""
 
 
@@ -64,15 +65,21 @@ class Switch:
         place.num_tried += 1
         if place.num_tried < LEAST_OPEN or len(place.closed) < PROBE or place.num_tried % LEAST_OPEN:
             return
-        if _goodput(place.opened) >= LEAST_GAIN * _goodput(place.closed):
-            place.pause = 0
+        goodput, error = _goodput(place.opened)
+        least = LEAST_GAIN * _goodput(place.closed)[0]
+        if goodput + error >= least:
+            if goodput >= least:
+                place.pause = 0
             return
         place.pause = min(2 * place.pause, MOST_PAUSE) if place.pause else PAUSE
         place.left_closed, place.since_plain, place.num_tried = place.pause, 0, 0
         place.opened.clear()
 
 
-def _goodput(steps: deque[tuple[int, float]]) -> float:
-    """Tokens per second; a stalled step counts as much as the slowest of the usual ones."""
-    tokens = sum(num for num, _ in steps) / len(steps)
-    return tokens / winsorised_mean(seconds for _, seconds in steps)
+def _goodput(steps: deque[tuple[int, float]]) -> tuple[float, float]:
+    """Tokens per second and its standard error; a stalled step counts as much as the slowest of the usual ones."""
+    tokens = [num for num, _ in steps]
+    mean = sum(tokens) / len(tokens)
+    spread = sum((num - mean) ** 2 for num in tokens) / len(tokens)
+    seconds = winsorised_mean(seconds for _, seconds in steps)
+    return mean / seconds, math.sqrt(spread / len(tokens)) / seconds

@@ -159,7 +159,9 @@ class EngineTelemetry:
         )
 
 
-def describe_engine(config: Any, sources: Mapping[str, Any], *, name: str | None, model_bytes: int | None) -> Deployment:
+def describe_engine(
+    config: Any, sources: Mapping[str, Any], *, name: str | None, model_bytes: int | None
+) -> Deployment:
     """Where an engine is, marked as vLLM. Args: config: vLLM's; name: in place of the host's."""
     import platform
     from importlib.metadata import PackageNotFoundError, version

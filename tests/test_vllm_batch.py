@@ -1,0 +1,359 @@
+"""The batch of an engine, driven as vLLM drives it: what is counted is what really happened."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import LogitsProcessorList
+
+from autospec.controller import Controller
+from autospec.costs.batches import BatchCosts
+from autospec.drafts import NGram, Proposal, Suffix
+from autospec.drafts.base import DraftRequest
+from autospec.integrations.vllm.batch import AWAY_SECONDS, Batch, Limits
+from autospec.integrations.vllm.served import Served
+from autospec.policies.base import Policy
+from autospec.policies.fixed import Fixed
+from autospec.policies.registry import make_policy
+from autospec.randomness import TorchRandomness
+from autospec.types import Action, BlockContext, BlockOutcome
+from tests.vllm_driver import END, MAX_MODEL_LEN, VOCAB_SIZE, Asked, Engine, cycle, scramble
+
+CPU = torch.device("cpu")
+
+
+def draft_request(segment: str) -> DraftRequest:
+    return DraftRequest(
+        CPU, VOCAB_SIZE, False, LogitsProcessorList(), TorchRandomness(CPU), torch.float32, False, segment
+    )
+
+
+class Harness:
+    """A batch with an engine around it, and a clock that the engine moves."""
+
+    def __init__(self, policy: str | Policy = "fixed:ngram:4", *, control_share: float | None = None, **engine: Any):
+        self.now = 0.0
+        self.step_seconds: Callable[[int], float] = lambda num_tokens: 0.05 + 0.001 * num_tokens
+        sources = {"ngram": NGram(), "suffix": Suffix()}
+        self.costs = BatchCosts((1, 2, 4, 8), sources)
+        self.policy = make_policy(policy, sources, lambda: self.costs)
+        self.ended: list[Served] = []
+        self.batch = Batch(
+            Limits(num_speculative_tokens=8, max_model_len=MAX_MODEL_LEN, end_tokens=frozenset({END})),
+            sources,
+            Controller(self.policy, control_share),
+            self.costs,
+            segment_of=lambda prompt: f"s{prompt[0]}",
+            draft_request_of=draft_request,
+            finish=self.ended.append,
+            trace=1.0,
+            clock=lambda: self.now,
+        )
+        self.engine = Engine(self.propose, tick=self.tick, **engine)
+
+    def propose(self, sampled: Any, lengths: Any, token_ids: Any, slot_mappings: Any) -> list[list[int]]:
+        return self.batch.step(sampled, lengths, token_ids, len(slot_mappings["layer.0"]))
+
+    def tick(self, num_tokens: int) -> None:
+        self.now += self.step_seconds(num_tokens)
+
+    def finish(self) -> None:
+        self.engine.run()
+        self.batch.close()
+
+    def of(self, asked: Asked) -> Served:
+        (found,) = [each for each in self.ended if each.history.text[: len(asked.prompt)] == asked.prompt]
+        return found
+
+
+def agrees(served: Served, asked: Asked) -> None:
+    """Counts of a request that ended by its end token, or whose last block fitted."""
+    assert served.answer[: len(asked.output)] == asked.output
+    tally = served.tally
+    assert tally.blocks == asked.num_steps
+    assert tally.num_accepted_tokens <= asked.num_accepted
+    assert 1 + sum(length * blocks for length, blocks in tally.acceptance_lengths.items()) == served.output_tokens
+
+
+def test_a_request_alone_is_counted_as_it_was() -> None:
+    harness = Harness()
+    asked = Asked("a", [1, 2, 3, 4, 1], cycle(1, 2, 3, 4), max_tokens=21)
+    harness.engine.add(asked)
+    harness.finish()
+    served = harness.of(asked)
+    agrees(served, asked)
+    assert served.request.segment == "s1"
+    assert served.request.prompt_tokens == 5
+    assert served.tally.num_accepted_tokens == served.tally.num_judged_tokens == asked.num_verified == 16
+    assert served.tally.acceptance_lengths == {5: 4}
+    assert served.tally.actions == {"ngram:4": 4}
+
+
+def test_drafts_that_are_wrong_are_judged_once_each() -> None:
+    harness = Harness()
+    asked = Asked("a", [11, 12, 13, 11, 12, 13], scramble(3), max_tokens=40)
+    harness.engine.add(asked)
+    harness.finish()
+    served = harness.of(asked)
+    agrees(served, asked)
+    assert served.tally.num_judged_tokens == asked.num_verified
+    assert served.tally.num_accepted_tokens == asked.num_accepted < asked.num_verified
+
+
+def test_rows_move_and_each_request_keeps_its_counts() -> None:
+    """Requests of different lengths leave at different times, and the last row is moved into the hole."""
+    harness = Harness(chunk=7)
+    chance = random.Random(5)
+    asked = []
+    for number in range(30):
+        prompt = [20 + number, *(chance.randrange(10, 50) for _ in range(chance.randrange(3, 30)))]
+        told = cycle(*chance.sample(range(10, 50), 4)) if number % 2 else scramble(number)
+        asked.append(Asked(str(number), prompt, told, max_tokens=chance.randrange(5, 60)))
+    harness.engine.add(*asked)
+    while harness.engine.rows or harness.engine.waiting:
+        harness.engine.step()
+        if len(harness.engine.rows) > 2 and chance.random() < 0.3:
+            harness.engine.swap(*chance.sample(range(len(harness.engine.rows)), 2))
+        if harness.engine.rows and chance.random() < 0.1:
+            candidates = [each for each in harness.engine.rows if not each.is_done]
+            if candidates:
+                harness.engine.preempt(chance.choice(candidates))
+    harness.batch.close()
+    assert len(harness.ended) == 30
+    for each in asked:
+        served = harness.of(each)
+        assert served.answer[: len(each.output)] == each.output
+        assert served.tally.num_accepted_tokens == each.num_accepted
+        assert served.tally.num_judged_tokens == each.num_verified
+        assert served.tally.blocks == each.num_steps
+
+
+def test_another_request_in_the_row_is_another_request() -> None:
+    """The same row, the same length, the same last tokens: the text before them differs, so it is a new one."""
+    harness = Harness(max_num_seqs=1)
+    first = Asked("a", [1, 2, 3, 4, 1, 2], cycle(1, 2, 3, 4), max_tokens=6)
+    harness.engine.add(first)
+    while not first.is_done:
+        harness.engine.step()
+    served = harness.batch._rows[0]
+    assert served is not None
+    text = served.history.text
+    second = Asked("b", [9, *text[1:]], cycle(1, 2, 3, 4), max_tokens=4)
+    harness.engine.add(second)
+    blocks = served.tally.blocks
+    harness.finish()
+    assert len(harness.ended) == 2
+    assert served.tally.blocks == blocks
+    other = next(each for each in harness.ended if each is not served)
+    assert other.request.prompt_tokens == len(text)
+    assert other.answer[:4] == second.output
+
+
+def test_requests_with_the_same_text_are_not_judged_when_rows_move() -> None:
+    harness = Harness()
+    twins = [Asked(str(i), [1, 2, 3, 1], cycle(1, 2, 3), max_tokens=30) for i in range(3)]
+    other = Asked("other", [9, 8, 9, 8, 9], cycle(8, 9), max_tokens=3)
+    harness.engine.add(other, *twins)
+    while not other.is_done:
+        harness.engine.step()
+    served = [each for each in harness.batch._rows if each and each.request.segment == "s1"]
+    before = [each.tally.blocks for each in served]
+    assert min(before) > 0  # as long as nothing moves, they are known by their rows
+    harness.engine.step()  # `other` leaves, and a twin takes its row
+    assert [each.tally.blocks for each in served] == before
+    harness.engine.step()
+    assert [each.tally.blocks for each in served] == [blocks + 1 for blocks in before]
+    harness.finish()
+    assert all(each in harness.ended and each.output_tokens >= 30 for each in served)
+
+
+def test_the_end_of_an_answer_is_seen_and_nothing_behind_it_counts() -> None:
+    harness = Harness()
+    asked = Asked("a", [1, 2, END, 3, 1, 2], lambda text: {1: 2, 2: END, END: 3, 3: 1}[text[-1]], max_tokens=50)
+    harness.engine.add(asked)
+    harness.engine.run()
+    assert asked.output[-1] == END
+    other = Asked("b", [5, 5], scramble(1), max_tokens=2)
+    harness.engine.add(other)
+    harness.engine.step()  # the first has left its row
+    (served,) = harness.ended
+    assert served.answer == asked.output
+    tally = served.tally
+    assert 1 + sum(length * blocks for length, blocks in tally.acceptance_lengths.items()) == len(asked.output)
+
+
+def test_a_request_that_ignores_ends_goes_on() -> None:
+    harness = Harness()
+    asked = Asked("a", [1, 2, END, 3, 1, 2], lambda text: {1: 2, 2: END, END: 3, 3: 1}[text[-1]], max_tokens=30)
+    asked.ignores_end = True
+    harness.engine.add(asked)
+    harness.finish()
+    served = harness.of(asked)
+    agrees(served, asked)
+    assert served.ignores_end
+    assert served.tally.num_accepted_tokens == asked.num_accepted
+
+
+def test_drafts_that_the_engine_cut_are_not_judged_as_refused() -> None:
+    harness = Harness()
+    asked = Asked("a", [1, 2, 3, 4, 1], cycle(1, 2, 3, 4), max_tokens=40)
+    harness.engine.add(asked)
+    harness.engine.most_drafts = 2
+    harness.finish()
+    served = harness.of(asked)
+    agrees(served, asked)
+    assert served.tally.num_accepted_tokens == served.tally.num_judged_tokens == asked.num_accepted
+
+
+def test_a_preempted_request_is_the_same_when_it_comes_back_and_another_when_it_is_too_late() -> None:
+    harness = Harness(max_num_seqs=1)
+    asked = Asked("a", [1, 2, 3, 4, 1], cycle(1, 2, 3, 4), max_tokens=60)
+    harness.engine.add(asked)
+    for _ in range(4):
+        harness.engine.step()
+    other = Asked("b", [9, 8, 9], cycle(8, 9), max_tokens=4)
+    harness.engine.preempt(asked)
+    harness.engine.waiting.insert(0, other)
+    while not other.is_done:
+        harness.engine.step()
+    harness.batch.sweep()
+    assert harness.ended == []
+    harness.finish()
+    assert len(harness.ended) == 2
+    assert harness.of(asked).answer[: len(asked.output)] == asked.output
+    late = Harness(max_num_seqs=1)
+    again = Asked("a", [1, 2, 3, 4, 1], cycle(1, 2, 3, 4), max_tokens=60)
+    late.engine.add(again)
+    for _ in range(4):
+        late.engine.step()
+    late.engine.preempt(again)
+    late.engine.waiting.insert(0, Asked("b", [9, 8, 9], cycle(8, 9), max_tokens=40))
+    late.engine.step()
+    late.now += AWAY_SECONDS + 1.0
+    late.batch.sweep()
+    assert len(late.ended) == 1
+
+
+class Failing(NGram):
+    """A source that fails at its third call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def start(self, request: DraftRequest) -> Any:
+        session = super().start(request)
+        source = self
+
+        class Session:
+            def propose(self, committed: Any, block_length: int) -> Proposal:
+                source.calls += 1
+                if source.calls == 3:
+                    raise RuntimeError("planted")
+                return session.propose(committed, block_length)
+
+        return Session()
+
+
+def test_a_source_that_fails_is_off_for_that_request_alone() -> None:
+    harness = Harness()
+    harness.batch._sources["ngram"] = Failing()
+    first = Asked("a", [1, 2, 3, 4, 1], cycle(1, 2, 3, 4), max_tokens=30)
+    second = Asked("b", [2, 2, 3, 4, 2], cycle(2, 3, 4), max_tokens=30)
+    harness.engine.add(first, second)
+    with pytest.warns(UserWarning, match="ngram switched off: RuntimeError: planted"):
+        harness.finish()
+    notes = sorted(each.tally.notes for each in harness.ended)
+    assert [len(each) for each in notes] == [0, 1]
+    for asked in (first, second):
+        assert harness.of(asked).answer[: len(asked.output)] == asked.output
+
+
+class Watching:
+    """Asks for four tokens of ngram, and keeps what it learned."""
+
+    name = "watching"
+
+    def __init__(self) -> None:
+        self.outcomes: list[BlockOutcome] = []
+
+    def choose(self, context: BlockContext) -> Action:
+        return Action("ngram", 4, "watching")
+
+    def observe(self, outcome: BlockOutcome) -> None:
+        self.outcomes.append(outcome)
+
+
+def test_seconds_that_a_policy_learns_leave_out_what_others_drafted() -> None:
+    policy = Watching()
+    harness = Harness(policy)
+    quiet = Asked("quiet", [9, 51, 52, 53, 54, 55], lambda text: 60 + len(text), max_tokens=60)  # nothing to find
+    loud = Asked("loud", [1, 2, 3, 4, 1], cycle(1, 2, 3, 4), max_tokens=200)
+    harness.engine.add(quiet, loud)
+    harness.finish()
+    learned = [each for each in policy.outcomes if each.segment == "s9"][20:]
+    step_of_both, both_plain = 0.05 + 0.001 * 6, 0.05 + 0.001 * 2
+    for outcome in learned:
+        assert outcome.num_draft_tokens == 0
+        assert outcome.verify_seconds <= step_of_both * 1.01
+    assert harness.of(quiet).tally.verify_seconds == pytest.approx(
+        step_of_both * harness.of(quiet).tally.blocks, rel=0.05
+    )
+    assert both_plain < step_of_both
+
+
+def test_controls_are_decoded_plainly_and_counted_as_controls() -> None:
+    harness = Harness(control_share=1.0)
+    asked = Asked("a", [1, 2, 3, 4, 1], cycle(1, 2, 3, 4), max_tokens=20)
+    harness.engine.add(asked)
+    harness.finish()
+    served = harness.of(asked)
+    assert served.is_control
+    assert asked.num_drafted == 0
+    assert served.tally.decisions == {"none control": 19}
+
+
+def test_drafting_stops_where_wide_steps_are_dear() -> None:
+    """A device on which a token more costs as much as a token, and drafts that are wrong: known from the steps alone."""
+    harness = Harness("fixed:ngram:8", max_num_seqs=4)
+    harness.step_seconds = lambda num_tokens: 0.01 * num_tokens
+    harness.engine.add(*(Asked(str(i), [1 + i, 20, 21, 20], scramble(i), max_tokens=400) for i in range(4)))
+    harness.finish()
+    outcomes = [outcome for each in harness.ended for outcome in each.tally.outcomes or []]
+    early, late = outcomes[:100], [o for each in harness.ended for o in (each.tally.outcomes or [])[-100:]]
+    assert sum(outcome.num_draft_tokens for outcome in early) > 50
+    assert sum(outcome.num_draft_tokens for outcome in late) == 0
+    assert all("none off" in each.tally.decisions for each in harness.ended)
+
+
+def test_auto_drafts_for_one_request_and_not_for_many_on_a_device_that_saturates() -> None:
+    """Up to eight tokens cost as one, and each further one as much as a whole step of one."""
+    saturating: Callable[[int], float] = lambda num_tokens: 0.02 * max(1.0, num_tokens / 8.0)  # noqa: E731
+    alone = Harness("auto", control_share=0.0)
+    alone.step_seconds = saturating
+    alone.engine.add(Asked("a", [1, 2, 3, 4, 1], cycle(1, 2, 3, 4), max_tokens=300))
+    alone.finish()
+    many = Harness("auto", control_share=0.0, max_num_seqs=8)
+    many.step_seconds = saturating
+    many.engine.add(*(Asked(str(i), [1 + i, 20, 21, 20], scramble(i), max_tokens=400) for i in range(8)))
+    many.finish()
+
+    def rate(harness: Harness) -> float:
+        late = [outcome for each in harness.ended for outcome in (each.tally.outcomes or [])[-100:]]
+        return sum(outcome.num_draft_tokens for outcome in late) / len(late)
+
+    assert rate(alone) > 3.0
+    assert rate(many) < 0.3
+
+
+def test_a_fixed_policy_needs_no_costs_and_off_drafts_nothing() -> None:
+    harness = Harness(Fixed())
+    asked = Asked("a", [1, 2, 3, 4, 1], cycle(1, 2, 3, 4), max_tokens=20)
+    harness.engine.add(asked)
+    harness.finish()
+    assert asked.num_drafted == 0
+    assert harness.of(asked).tally.actions == {"none": 19}
