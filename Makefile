@@ -52,7 +52,7 @@ test-compat: compat-5.17 ## the decoder's tests on transformers 5.17 and on the 
 vllm: $(VLLM_READY) ## make .vllm, an environment of its own with vLLM on the CPU (about 3 GB)
 
 test-vllm: $(VLLM_READY) model postgres ## the tests with real vLLM on the CPU (make test has those without it)
-	OMP_NUM_THREADS=1 VLLM_CPU_KVCACHE_SPACE=1 $(VLLM)/bin/python -m pytest tests/vllm
+	OMP_NUM_THREADS=1 VLLM_CPU_KVCACHE_SPACE=1 $(VLLM)/bin/python -m pytest -W default tests/vllm
 
 bench: bench-prompts bench-peers model ## autospec beside generate, transformers and two packages, with speed-ups and memory: PROMPTS=FILE, questions of Spec-Bench (idle machine; BENCH=--quick: a short look)
 	$(BIN)/python experiments/23_benchmark/run.py --prompts "$(PROMPTS)" $(BENCH)

@@ -318,7 +318,7 @@ def test_controls_are_decoded_plainly_and_counted_as_controls() -> None:
 
 
 def test_drafting_stops_where_wide_steps_are_dear() -> None:
-    """A device on which a token more costs as much as a token, and drafts that are wrong: known from the steps alone."""
+    """A device on which a token more costs as much as a token, and drafts that are wrong: the steps show it."""
     harness = Harness("fixed:ngram:8", max_num_seqs=4)
     harness.step_seconds = lambda num_tokens: 0.01 * num_tokens
     harness.engine.add(*(Asked(str(i), [1 + i, 20, 21, 20], scramble(i), max_tokens=400) for i in range(4)))

@@ -123,7 +123,7 @@ class BatchCosts:
         return self._num_requests + self._drafting * (num_tokens - 1) > widest
 
     def observe(self, num_tokens: int, seconds: float) -> None:
-        """Learn what a step took. Args: num_tokens: of all requests; seconds: from draft to draft, drafting left out."""
+        """Learn what a step took, drafting left out. Args: num_tokens: of all requests."""
         if num_tokens < 1 or not 0.0 < seconds < math.inf:
             return
         place = _place(num_tokens)

@@ -12,7 +12,7 @@ from typing import Any
 
 from autospec.controller import Controller
 from autospec.costs.batches import BatchCosts
-from autospec.drafts.base import DraftRequest, DraftSource
+from autospec.drafts.base import DraftRequest
 from autospec.drafts.registry import make_sources
 from autospec.errors import ConfigurationError
 from autospec.integrations.vllm.batch import Batch
@@ -22,7 +22,7 @@ from autospec.integrations.vllm.settings import read_settings
 from autospec.integrations.vllm.telemetry import EngineTelemetry, describe_engine
 from autospec.memory import weight_bytes
 from autospec.policies.registry import make_policy
-from autospec.segments import DEFAULT, Prompt, Segmenter, clean, make_segmenter
+from autospec.segments import DEFAULT, Prompt, clean, make_segmenter
 from autospec.tuned_files import drafts_with
 
 BLOCK_LENGTHS = (1, 2, 4, 8, 16)

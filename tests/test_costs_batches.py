@@ -1,0 +1,160 @@
+"""Costs of steps by their tokens, learned in service."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+
+from autospec.costs.batches import BatchCosts
+from autospec.policies.prices import Prices
+
+
+def taught(seconds: Callable[[int], float], widths: list[int], times: int = 32, noise: float = 0.0) -> BatchCosts:
+    costs = BatchCosts((1, 2, 4, 8), ["ngram"])
+    chance = random.Random(1)
+    for _ in range(times):
+        for width in widths:
+            costs.observe(width, seconds(width) * (1.0 + noise * chance.random()))
+    return costs
+
+
+def linear(width: int) -> float:
+    return 0.04 + 0.001 * width
+
+
+def test_before_anything_was_seen_wider_steps_cost_more() -> None:
+    costs = BatchCosts((1, 2, 4), ["ngram"])
+    prices = [costs.verify_seconds(width, 100) for width in (1, 2, 3, 5, 9)]
+    assert prices == sorted(prices)
+    assert prices[0] > 0.0
+    assert costs.is_extrapolated(1, 100)
+    assert costs.draft_seconds("ngram", 4, 100) == 0.0
+    assert costs.draft_seconds("suffix", 4, 100) == math.inf
+    assert costs.is_extrapolated(1, 100, "suffix")
+
+
+def test_widths_seen_are_as_they_were_and_between_them_is_a_line() -> None:
+    costs = taught(linear, [1, 5, 9])
+    for width in (1, 5, 9, 3, 7):
+        assert costs.step_seconds(width) == pytest.approx(linear(width), rel=0.01)
+    assert not costs.is_extrapolated(9, 100)
+    assert costs.is_extrapolated(10, 100)
+
+
+def test_a_step_that_is_really_there_stays() -> None:
+    stairs: Callable[[int], float] = lambda width: 0.05 if width <= 4 else 0.08  # noqa: E731
+    costs = taught(stairs, [1, 2, 3, 4, 5, 6, 9], noise=0.02)
+    assert costs.step_seconds(4) == pytest.approx(0.0505, rel=0.02)
+    assert costs.step_seconds(5) == pytest.approx(0.081, rel=0.02)
+
+
+def test_a_falling_curve_is_believed_where_it_was_measured() -> None:
+    costs = taught(lambda width: {1: 0.056, 2: 0.092, 4: 0.086, 8: 0.078}[width], [1, 2, 4, 8])
+    assert costs.step_seconds(8) < costs.step_seconds(4) < costs.step_seconds(2)
+
+
+def test_beyond_the_widest_the_slope_goes_on() -> None:
+    costs = taught(linear, [1, 5, 9, 17, 33, 65])
+    assert costs.step_seconds(130) == pytest.approx(linear(130), rel=0.05)
+    assert taught(lambda width: 0.05, [4, 8, 16, 32, 64]).step_seconds(128) == pytest.approx(0.05, rel=0.15)
+
+
+def test_stalls_hardly_move_what_is_known() -> None:
+    costs = taught(linear, [1, 5])
+    for _ in range(3):
+        costs.observe(5, 9.0)
+    for _ in range(29):
+        costs.observe(5, linear(5))
+    costs.observe(5, math.nan)
+    costs.observe(5, -1.0)
+    costs.observe(0, 0.1)
+    assert costs.step_seconds(5) == pytest.approx(linear(5), rel=0.1)
+
+
+def test_a_device_that_slows_down_is_followed_also_where_nothing_is_seen() -> None:
+    costs = taught(linear, [1, 5, 9])
+    for _ in range(400):
+        costs.observe(1, 1.5 * linear(1))
+    assert costs.step_seconds(1) == pytest.approx(1.5 * linear(1), rel=0.03)
+    assert costs.step_seconds(9) == pytest.approx(1.5 * linear(9), rel=0.15)
+
+
+def test_estimates_stand_still_between_two_versions() -> None:
+    costs = taught(linear, [1, 5], noise=0.01)
+    version, before = costs.version, costs.verify_seconds(5, 100)
+    for _ in range(15):
+        costs.observe(5, linear(5) * 1.2)
+        if costs.version == version:
+            assert costs.verify_seconds(5, 100) == pytest.approx(before, rel=0.05)
+    assert costs.verify_seconds(5, 100) > before or costs.version > version
+
+
+def test_one_request_is_the_default_and_many_share_a_step() -> None:
+    costs = taught(linear, [1, 4, 8, 16, 36, 72])
+    assert costs.num_requests == 1
+    assert costs.verify_seconds(5, 100) == pytest.approx(linear(5), rel=0.01)
+    assert costs.verify_seconds(5, 100, num_requests=8) == pytest.approx(linear(40), rel=0.02)
+    assert costs.verify_seconds(1, 100, num_requests=8) == pytest.approx(linear(8), rel=0.01)
+
+
+def test_on_a_straight_line_it_makes_no_difference_how_many_draft() -> None:
+    costs = taught(linear, [1, 4, 8, 16, 36, 72])
+    costs.serve(8, 1.0)
+    all_of_them = costs.verify_seconds(5, 100)
+    costs.serve(8, 0.25)
+    assert costs.verify_seconds(5, 100) == pytest.approx(all_of_them, rel=0.02)
+
+
+def test_where_few_draft_a_step_has_room_for_them() -> None:
+    """Sixteen tokens cost as one: of eight requests two may draft four tokens each, all of them may not."""
+    flat: Callable[[int], float] = lambda width: 0.05 if width <= 16 else 0.05 + 0.004 * (width - 16)  # noqa: E731
+    costs = taught(flat, [1, 2, 4, 8, 12, 16, 20, 24, 32, 40, 48])
+    costs.serve(8, 0.25)
+    assert costs.verify_seconds(5, 100) == pytest.approx(0.05, rel=0.01)
+    costs.serve(8, 1.0)
+    assert costs.verify_seconds(5, 100) == pytest.approx(flat(40), rel=0.05)
+
+
+def test_prices_are_made_anew_for_another_batch_and_only_then() -> None:
+    costs = taught(linear, [1, 4, 8, 16, 36, 72])
+    prices = Prices(costs)
+    first = prices.at(100)
+    costs.serve(1)
+    assert prices.at(100) is first
+    costs.serve(8)
+    assert prices.at(100).step == pytest.approx(linear(8), rel=0.01)
+    version = costs.version
+    costs.serve(40)
+    costs.serve(43)  # less than an eighth more
+    assert costs.version == version + 1
+    assert costs.num_requests == 40
+
+
+def test_what_was_learned_can_be_kept() -> None:
+    costs = taught(linear, [1, 5, 40], noise=0.05)
+    other = BatchCosts((1, 2, 4, 8), ["ngram"])
+    other.restore(json.loads(json.dumps(costs.to_json())))
+    for width in (1, 3, 5, 40):
+        assert other.step_seconds(width) == pytest.approx(costs.step_seconds(width), rel=0.02)
+    assert [tokens for tokens, _ in other.points()] == [1, 5, 40]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"drift": 1.0, "steps": [[0, [0.1]]]},
+        {"drift": 1.0, "steps": [[1, []]]},
+        {"drift": 1.0, "steps": [[1, [-0.1]]]},
+        {"drift": 1.0, "steps": [[1, ["a"]]]},
+        {"drift": 0.0, "steps": []},
+        {"drift": 1.0, "steps": 5},
+    ],
+)
+def test_what_is_no_such_state_is_refused(values: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"no costs of steps|could not convert"):
+        BatchCosts((1,), []).restore(values)
