@@ -85,12 +85,11 @@ def test_a_device_that_slows_down_is_followed_also_where_nothing_is_seen() -> No
 
 def test_estimates_stand_still_between_two_versions() -> None:
     costs = taught(linear, [1, 5], noise=0.01)
-    version, before = costs.version, costs.verify_seconds(5, 100)
-    for _ in range(15):
+    seen = {}
+    for _ in range(100):
         costs.observe(5, linear(5) * 1.2)
-        if costs.version == version:
-            assert costs.verify_seconds(5, 100) == pytest.approx(before, rel=0.05)
-    assert costs.verify_seconds(5, 100) > before or costs.version > version
+        assert seen.setdefault(costs.version, costs.verify_seconds(5, 100)) == costs.verify_seconds(5, 100)
+    assert len(seen) > 1
 
 
 def test_one_request_is_the_default_and_many_share_a_step() -> None:
@@ -147,14 +146,14 @@ def test_what_was_learned_can_be_kept() -> None:
     "values",
     [
         {},
-        {"drift": 1.0, "steps": [[0, [0.1]]]},
-        {"drift": 1.0, "steps": [[1, []]]},
-        {"drift": 1.0, "steps": [[1, [-0.1]]]},
-        {"drift": 1.0, "steps": [[1, ["a"]]]},
-        {"drift": 0.0, "steps": []},
-        {"drift": 1.0, "steps": 5},
+        {"steps": [[0, 0.1, 4]]},
+        {"steps": [[1, 0.1, 0]]},
+        {"steps": [[1, -0.1, 4]]},
+        {"steps": [[1, "a", 4]]},
+        {"steps": [[1, 0.1]]},
+        {"steps": 5},
     ],
 )
 def test_what_is_no_such_state_is_refused(values: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"no costs of steps|could not convert"):
+    with pytest.raises(ValueError, match="no costs of steps"):
         BatchCosts((1,), []).restore(values)

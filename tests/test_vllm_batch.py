@@ -238,6 +238,30 @@ def test_a_preempted_request_is_the_same_when_it_comes_back_and_another_when_it_
     assert len(late.ended) == 1
 
 
+def test_steps_without_a_call_belong_to_no_block_and_split_no_request() -> None:
+    """Where one request is near the longest that there may be, vLLM asks for no drafts of any of them."""
+    harness = Harness()
+    near = Asked("near", [1] + [1, 2, 3, 4] * 20, cycle(1, 2, 3, 4), max_tokens=36)
+    others = [Asked(str(i), [30 + i, 1, 2, 3, 4, 1], cycle(1, 2, 3, 4), max_tokens=120) for i in range(2)]
+    harness.engine.asks_below = 120
+    harness.batch._limits = Limits(num_speculative_tokens=8, max_model_len=120, end_tokens=frozenset({END}))
+    harness.engine.add(near, *others)
+    while not near.is_done:
+        harness.engine.step()
+    harness.engine.asks_below = MAX_MODEL_LEN
+    harness.finish()
+    assert len(harness.ended) == 3
+    for asked in others:
+        served = harness.of(asked)
+        assert served.num_outside > 0
+        assert served.answer[: len(asked.output)] == asked.output
+        assert served.tally.num_judged_tokens == served.tally.num_accepted_tokens
+        assert (
+            1 + served.num_outside + sum(length * blocks for length, blocks in served.tally.acceptance_lengths.items())
+            == served.output_tokens
+        )
+
+
 class Failing(NGram):
     """A source that fails at its third call."""
 

@@ -67,7 +67,7 @@ def test_import_loads_no_vllm() -> None:
 
 def test_requests_reach_the_store_with_what_was_learned(made: Any, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/store.db"
-    proposer = made(store=url, policy="goodput", name="engine-1", run="here", trace="1")
+    proposer = made(store=url, policy="goodput", name="engine-1", run="here")
     engine = Engine(proposer.propose)
     asked = loops(5)
     engine.add(*asked)
@@ -89,7 +89,6 @@ def test_requests_reach_the_store_with_what_was_learned(made: Any, tmp_path: Pat
     assert deployment.target == "tiny"
     for record in records:
         assert record.run == "here"
-        assert record.trace is not None
         assert record.output_tokens == 1 + record.block_tokens >= 24
     assert sum(record.num_accepted_tokens for record in records) == sum(each.num_accepted for each in asked) > 0
 
@@ -118,7 +117,8 @@ def test_what_is_learned_by_one_is_what_the_next_begins_with(made: Any, tmp_path
     engine.run()
     first.close()
     second = made(**settings)
-    assert second._policy.state() == first._policy.state() != Proposer(config(additional_config={}))._policy.state()
+    assert second._policy.state()["acceptance"] == first._policy.state()["acceptance"]
+    assert second._policy.state()["segments"].keys() == first._policy.state()["segments"].keys() != set()
     third = made(**settings, resume="no")
     assert third._policy.state()["segments"] == {}
 

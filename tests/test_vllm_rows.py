@@ -82,3 +82,14 @@ def test_twins_are_sure_as_long_as_nothing_moves() -> None:
     found = match([a, b], [], [2], rows([1, 2, 9]))  # one of them left: which one, nobody can tell
     assert found.is_sure == [False]
     assert match([a, c], [b], [2, 2], rows([1, 2, 9], [3, 4, 9])).is_sure == [True, True]
+
+
+def test_steps_without_a_call_are_steps_of_all_rows() -> None:
+    a, b = kept(1, 2), kept(3, 4)
+    found = match([a, b], [], [4, 3], rows([1, 2, 8, 9, 5], [3, 4, 7, 5]))
+    assert found.found == [a, b]
+    assert found.num_missed == [2, 1]
+    assert match([a], [], [4], rows([1, 2, 8, 9, 5])).found == [None]  # it may be a conversation that goes on
+    assert match([a], [], [4], rows([1, 2, 8, 9, 5]), may_have_missed=True).found == [a]
+    assert match([a], [], [4], rows([1, 2, 8, 9, 5]), may_have_missed=True, ends={8}).found == [None]
+    assert match([a, b], [], [2, 3], rows([1, 2, 8], [3, 4, 7, 5])).found == [a, None]

@@ -63,6 +63,8 @@ class Engine:
         self.max_num_seqs = max_num_seqs
         self.most_drafts = 10_000  # of a request, that a step has room for
         self.calls = 0
+        self.num_speculative_tokens = 8
+        self.asks_below = MAX_MODEL_LEN
 
     def add(self, *requests: Asked) -> None:
         self.waiting.extend(requests)
@@ -92,6 +94,11 @@ class Engine:
             self.token_ids[row, : len(text)] = text
             self.lengths[row] = len(text)
         self.tick(self._num_tokens)
+        if max((len(each.text) for each in self.rows), default=0) + self.num_speculative_tokens > self.asks_below:
+            for each in self.rows:  # vLLM then lets a block of zeros be verified
+                self._end(each)
+                each.drafts = []
+            return
         mapping = {"layer.0": np.zeros(self._num_tokens)}
         self.calls += 1
         drafts = self.propose(sampled, self.lengths, self.token_ids, slot_mappings=mapping)

@@ -6,18 +6,21 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from autospec.costs.correction import winsorised_mean
 
-WINDOW = 32
-"""Last steps of a width that count."""
+KEPT = 64
+"""Steps of a width that its mean goes back to."""
+FIRST = 8
+"""Steps of a width of which the median counts, until there are more: the first ones may hold compilations."""
 LEAST = 3
 """Steps of a width before it is believed, as long as another one is."""
 SETTLE_EVERY = 16
 """Steps between two looks: estimates stand still meanwhile, so that policies can keep tables."""
 LEAST_CHANGE = 0.01
-STALL = 4.0
+STALL = 2.0
 """A step that took this many times what its width usually takes counts as so much and no more."""
 PRIOR_SLOPE = 0.02
 """Of a step of one token, what each further token is thought to add before anything was seen."""
@@ -25,9 +28,28 @@ PRIOR_TOKENS = 8.0
 """Span of widths that the prior slope counts for, beyond the widest seen."""
 PRIOR_SECONDS = 0.05
 """Of a step of one token, before anything was seen; policies compare, so its size matters little."""
-_DRIFT = 1.0 / 64.0  # of a step's surprise that all widths take over, so that those not seen lately follow
+_DRIFT = 1.0 / 16.0  # of a step's surprise that all widths take over, so that those not seen lately follow
+_MOST_SURPRISE = 1.4
 _EXACT = 32  # widths up to here are told apart; wider ones in eighths of an octave
-_MOST_JSON = 4096
+
+
+@dataclass(slots=True)
+class _Width:
+    """What was seen of steps over about so many tokens. Seconds are less the drift when they were seen."""
+
+    tokens: float = 0.0  # a mean
+    seconds: float = 0.0
+    num_seen: int = 0
+    first: list[float] = field(default_factory=list)
+
+    def add(self, num_tokens: int, seconds: float) -> None:
+        self.num_seen = min(self.num_seen + 1, KEPT)
+        self.tokens += (num_tokens - self.tokens) / self.num_seen
+        if self.num_seen <= FIRST:
+            self.first.append(seconds)
+            self.seconds = sorted(self.first)[(len(self.first) - 1) // 2]
+        else:
+            self.seconds += (seconds - self.seconds) / self.num_seen
 
 
 class BatchCosts:
@@ -44,11 +66,10 @@ class BatchCosts:
     def __init__(self, block_lengths: Sequence[int], sources: Iterable[str]) -> None:
         self._block_lengths = tuple(block_lengths)
         self._sources = frozenset(sources)
-        self._widths: dict[int, deque[float]] = {}  # place -> seconds, less the drift when they were seen
-        self._tokens: dict[int, float] = {}  # place -> tokens of its steps, a running mean
+        self._widths: dict[int, _Width] = {}
         self._drift = 1.0
         self._grid: list[tuple[float, float]] = []  # tokens and seconds, as of the last settling
-        self._draft_seconds: deque[float] = deque(maxlen=WINDOW)
+        self._draft_seconds: deque[float] = deque(maxlen=KEPT)
         self._draft = 0.0
         self._num_steps = 0
         self._num_requests = 1
@@ -89,7 +110,7 @@ class BatchCosts:
 
     def step_seconds(self, num_tokens: float) -> float:
         """A step over so many tokens, of all requests together."""
-        return _on(self._grid, num_tokens) * self._drift if self._grid else _prior(num_tokens)
+        return _on(self._grid, num_tokens) if self._grid else _prior(num_tokens)
 
     def verify_seconds(self, num_tokens: int, context_tokens: int, num_requests: int | None = None) -> float:
         """A step in which a request verifies `num_tokens` tokens (drafts + 1), as far as it is this request's doing.
@@ -126,15 +147,13 @@ class BatchCosts:
         """Learn what a step took, drafting left out. Args: num_tokens: of all requests."""
         if num_tokens < 1 or not 0.0 < seconds < math.inf:
             return
-        place = _place(num_tokens)
-        seen = self._widths.setdefault(place, deque(maxlen=WINDOW))
-        if len(seen) >= LEAST:
-            usual = winsorised_mean(seen) * self._drift
+        width = self._widths.setdefault(_place(num_tokens), _Width())
+        if width.num_seen >= LEAST:
+            usual = width.seconds * self._drift
+            surprise = min(max(seconds / usual, 1.0 / _MOST_SURPRISE), _MOST_SURPRISE)
             seconds = min(max(seconds, usual / STALL), usual * STALL)
-            self._drift *= (seconds / usual) ** _DRIFT
-        seen.append(seconds / self._drift)
-        tokens = self._tokens.get(place, float(num_tokens))
-        self._tokens[place] = tokens + (num_tokens - tokens) / len(seen)
+            self._drift *= surprise**_DRIFT
+        width.add(num_tokens, seconds / self._drift)
         self._num_steps += 1
         if self._num_steps % SETTLE_EVERY == 0 or self._num_steps == LEAST:
             self._settle()
@@ -145,8 +164,8 @@ class BatchCosts:
             self._draft_seconds.append(seconds)
 
     def _settle(self) -> None:
-        believed = [place for place, seen in self._widths.items() if len(seen) >= LEAST] or list(self._widths)
-        grid = sorted((self._tokens[place], winsorised_mean(self._widths[place])) for place in believed)
+        seen = [width for width in self._widths.values() if width.num_seen >= LEAST] or self._widths.values()
+        grid = sorted((width.tokens, width.seconds * self._drift) for width in seen)
         self._draft = winsorised_mean(self._draft_seconds) if self._draft_seconds else 0.0
         before = [_on(self._grid, tokens) if self._grid else 0.0 for tokens, _ in grid]
         moves = [abs(seconds / old - 1.0) if old else 1.0 for (_, seconds), old in zip(grid, before, strict=True)]
@@ -156,12 +175,13 @@ class BatchCosts:
 
     def points(self) -> list[tuple[int, float]]:
         """Tokens and seconds of the widths that are believed, ascending."""
-        return [(round(tokens), seconds * self._drift) for tokens, seconds in self._grid]
+        return [(round(tokens), seconds) for tokens, seconds in self._grid]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for `restore`."""
-        steps = [[round(self._tokens[place]), list(seen)] for place, seen in sorted(self._widths.items())]
-        return {"drift": self._drift, "steps": steps}
+        return {
+            "steps": [[each.tokens, each.seconds * self._drift, each.num_seen] for each in self._widths.values()],
+        }
 
     def restore(self, values: Mapping[str, Any]) -> None:
         """Go on from what `to_json` wrote.
@@ -170,22 +190,20 @@ class BatchCosts:
             ValueError: these are no such values.
         """
         try:
-            drift = float(values["drift"])
-            steps = [(int(tokens), [float(each) * drift for each in seen]) for tokens, seen in values["steps"]]
-        except (LookupError, TypeError, AttributeError, OverflowError) as error:
+            widths = [_Width(float(t), float(seconds), int(num)) for t, seconds, num in values["steps"]]
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ValueError(f"no costs of steps: {type(error).__name__}: {error}") from error
-        is_sound = len(steps) <= _MOST_JSON and all(
-            tokens >= 1 and seen and all(1e-9 <= each <= 1e6 for each in seen) for tokens, seen in steps
+        is_sound = all(
+            1.0 <= each.tokens <= 1e9 and 1e-9 <= each.seconds <= 1e6 and 1 <= each.num_seen <= KEPT for each in widths
         )
-        if not is_sound or not 1e-3 <= drift <= 1e3:
+        if not is_sound:
             raise ValueError("no costs of steps: tokens and seconds must be positive, and such as can be measured")
-        self._widths, self._tokens, self._drift = {}, {}, 1.0
-        for tokens, seen in steps:
-            place = _place(tokens)
-            self._widths.setdefault(place, deque(maxlen=WINDOW)).extend(seen)
-            self._tokens[place] = float(tokens)
-        self._num_steps = sum(len(seen) for seen in self._widths.values())
-        self._settle()
+        for each in widths:
+            each.first = [each.seconds] * min(each.num_seen, FIRST)
+        self._widths, self._drift = {_place(round(each.tokens)): each for each in widths}, 1.0
+        self._num_steps = sum(each.num_seen for each in widths)
+        if widths:
+            self._settle()
 
 
 def _place(num_tokens: int) -> int:

@@ -81,7 +81,7 @@ class Batch:
         self._away: dict[str, tuple[Served, float]] = {}
         self._returned: float | None = None  # when the last call did
         self._spent = 0.0  # seconds of that call
-        self._num_rows = 0
+        self._is_near_the_end = False  # vLLM then asks for no drafts, of any request
         self._was_on = True
         self._drafting_share = 1.0
 
@@ -104,12 +104,24 @@ class Batch:
         step_seconds = 0.0 if self._returned is None else now - self._returned
         counts = [len(tokens) for tokens in sampled]
         before = [length - count for length, count in zip(lengths[: len(counts)].tolist(), counts, strict=True)]
-        matched = match(self._rows, [served for served, _ in self._away.values()], before, token_ids)
+        matched = match(
+            self._rows,
+            [served for served, _ in self._away.values()],
+            before,
+            token_ids,
+            may_have_missed=self._is_near_the_end,
+            ends=self._limits.end_tokens,
+        )
         served = [each or self._new(token_ids[row, : before[row]]) for row, each in enumerate(matched.found)]
         self._leave(matched.gone, served, now)
+        for row, num_missed in enumerate(matched.num_missed):
+            if num_missed:
+                served[row].catch_up(token_ids[row, before[row] - num_missed : before[row]])
         self._judge(served, sampled, matched.is_sure, step_seconds, num_step_tokens, now)
         drafts = self._propose(served, counts)
         self._rows = list(served)
+        longest = max((len(each.history) + len(each.block.tokens if each.block else ()) for each in served), default=0)
+        self._is_near_the_end = longest + self._limits.num_speculative_tokens > self._limits.max_model_len
         self._returned = self._clock()
         self._spent = self._returned - now
         return drafts
@@ -213,6 +225,8 @@ class Batch:
                 self._settle(served, late.block, late.tokens, late.seconds)
         if served.started_at is None:
             served.begin(now)
+        elif block is None:
+            served.num_outside += len(tokens)
         served.last_seen = now
         served.history.append(tokens)
         if not served.ignores_end and not self._limits.end_tokens.isdisjoint(tokens):
@@ -238,6 +252,7 @@ class Batch:
         """
         outcome = served.settle(block, tokens, seconds, is_trimmed=is_trimmed, is_finished=is_finished)
         if outcome is None:
+            served.num_outside += len(tokens)
             return
         served.count(outcome, seconds)
         if block.is_judged:

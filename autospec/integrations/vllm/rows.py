@@ -8,7 +8,7 @@ of them is not judged.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Generic, Protocol, TypeVar
@@ -50,6 +50,11 @@ class History:
         """Are the first `length` tokens of a row these, all of them?"""
         return len(self.text) == length and bool(np.array_equal(self._array[:length], row[:length]))
 
+    def is_within(self, row: Tokens, length: int) -> bool:
+        """Do the first `length` tokens of a row begin with these, and go on?"""
+        mine = len(self.text)
+        return mine < length and bool(np.array_equal(self._array[:mine], row[:mine]))
+
     @property
     def key(self) -> tuple[int, bytes]:
         """The same for equal histories."""
@@ -76,9 +81,18 @@ class Matched(Generic[K]):
     found: list[K | None]  # [rows]; None: a request not seen before
     is_sure: list[bool]  # [rows]; False: another request has the same tokens, and it may be that one
     gone: list[K]  # requests in no row
+    num_missed: list[int]  # [rows], tokens that were committed since the last call, without one
 
 
-def match(known: Sequence[K | None], away: Iterable[K], lengths: Sequence[int], token_ids: Tokens) -> Matched[K]:
+def match(
+    known: Sequence[K | None],
+    away: Iterable[K],
+    lengths: Sequence[int],
+    token_ids: Tokens,
+    *,
+    may_have_missed: bool = False,
+    ends: Collection[int] = (),
+) -> Matched[K]:
     """Find the requests that rows go on from.
 
     Args:
@@ -86,6 +100,8 @@ def match(known: Sequence[K | None], away: Iterable[K], lengths: Sequence[int], 
         away: requests that were in no row then, and may come back.
         lengths: [rows], tokens that each row had before this call's.
         token_ids: [at least rows, longest], tokens of each row, this call's included.
+        may_have_missed: steps without a call are to be expected since the last one.
+        ends: tokens after which no answer goes on; behind one of them a text is another request's.
     """
     found: list[K | None] = []
     for row, length in enumerate(lengths):
@@ -93,20 +109,48 @@ def match(known: Sequence[K | None], away: Iterable[K], lengths: Sequence[int], 
         stays = here is not None and here.history.is_begin_of(token_ids[row], length)
         found.append(here if stays else None)
     taken = {id(each) for each in found if each is not None}
-    left: dict[int, list[K]] = defaultdict(list)  # by length, those in no row so far
-    for each in (*known, *away):
-        if each is not None and id(each) not in taken:
-            left[len(each.history)].append(each)
+    left = [each for each in (*known, *away) if each is not None and id(each) not in taken]
+    num_missed = [0] * len(found)
     if left:
-        for row, length in enumerate(lengths):
-            candidates = left.get(length) if found[row] is None else None
-            moved = next((c for c in candidates or () if c.history.is_begin_of(token_ids[row], length)), None)
-            if candidates and moved is not None:
-                candidates.remove(moved)
-                found[row] = moved
-    gone = [each for candidates in left.values() for each in candidates]
+        _find_moved(found, left, lengths, token_ids)
+        late = _late(found, left, lengths, token_ids, ends)
+        # as one: a step without a call is one for all rows, while a conversation that goes on is so in one row alone
+        is_gap = not any(each is not None and each in known for each in found) and len(late) > 1
+        for row, each in late.items() if may_have_missed or is_gap else ():
+            left.remove(each)
+            found[row], num_missed[row] = each, lengths[row] - len(each.history)
     has_moved = any(here is not each for here, each in zip_longest(known, found))
-    return Matched(found, _alone(found, gone) if has_moved else [True] * len(found), gone)
+    return Matched(found, _alone(found, left) if has_moved else [True] * len(found), left, num_missed)
+
+
+def _find_moved(found: list[K | None], left: list[K], lengths: Sequence[int], token_ids: Tokens) -> None:
+    """Fill rows with those of `left` that they go on from, and take them out there."""
+    by_length: dict[int, list[K]] = defaultdict(list)
+    for each in left:
+        by_length[len(each.history)].append(each)
+    for row, length in enumerate(lengths):
+        candidates = by_length.get(length, []) if found[row] is None else []
+        moved = next((each for each in candidates if each.history.is_begin_of(token_ids[row], length)), None)
+        if moved is not None:
+            candidates.remove(moved)
+            left.remove(moved)
+            found[row] = moved
+
+
+def _late(
+    found: Sequence[K | None], left: Sequence[K], lengths: Sequence[int], token_ids: Tokens, ends: Collection[int]
+) -> dict[int, K]:
+    """Of rows not found, those that go on from one of `left` after tokens which were never shown."""
+    late: dict[int, K] = {}
+    longest_first = sorted(left, key=lambda each: len(each.history), reverse=True)
+    for row, length in enumerate(lengths):
+        for each in longest_first if found[row] is None else ():
+            between = token_ids[row, len(each.history) - 1 : length].tolist()
+            if each.history.is_within(token_ids[row], length) and not set(between).intersection(ends):
+                late[row] = each
+                longest_first.remove(each)
+                break
+    return late
 
 
 def _alone(found: Sequence[K | None], gone: Sequence[K]) -> list[bool]:

@@ -11,7 +11,7 @@ from typing import Any
 from autospec.decoding.offers import Offers
 from autospec.decoding.tally import Tally
 from autospec.drafts.base import DraftRequest, DraftSource, Proposal, checked
-from autospec.integrations.vllm.rows import History
+from autospec.integrations.vllm.rows import History, Tokens
 from autospec.notices import warn
 from autospec.types import OFF, Action, BlockOutcome, Offer, RequestContext
 
@@ -69,6 +69,7 @@ class Served:
         self.tally = Tally(is_control=is_control, outcomes=[] if keeps_blocks else None)
         self.block: Block | None = None
         self.unsettled: Unsettled | None = None
+        self.num_outside = 0  # tokens committed after the first one that belong to no block
         self.ignores_end = False  # it went on after a token that ends answers
         self.started_at: datetime | None = None  # when its first token was seen
         self.first_seen = self.last_seen = 0.0
@@ -92,6 +93,12 @@ class Served:
     def begin(self, now: float) -> None:
         """Its first token is there."""
         self.started_at, self.first_seen, self.last_seen = datetime.now(UTC), now, now
+
+    def catch_up(self, tokens: Tokens) -> None:
+        """Take in tokens that were committed without a call; what they came from is not known."""
+        self.block = self.unsettled = None
+        self.history.append(tokens.tolist())
+        self.num_outside += len(tokens)
 
     def ask(self, name: str, most: int) -> tuple[Proposal, Offer]:
         """What a source would propose, as a proposal and as policies see it."""

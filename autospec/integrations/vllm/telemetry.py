@@ -128,7 +128,12 @@ class EngineTelemetry:
     def _record_of(self, served: Served) -> RequestRecord:
         from autospec.telemetry.traces import pack
 
-        tally = served.tally
+        tally, notes = served.tally, [*served.tally.notes]
+        if served.num_outside:
+            notes.append(
+                f"{served.num_outside} tokens belong to no block: vLLM asked for no drafts, or the request was preempted "
+                "or could not be told from another"
+            )
         assert served.started_at is not None
         return RequestRecord(
             request_id=served.id,
@@ -149,7 +154,7 @@ class EngineTelemetry:
             at_risk=tuple(tally.at_risk),
             accepted=tuple(tally.accepted),
             actions=dict(tally.actions),
-            notes="; ".join(tally.notes) or None,
+            notes="; ".join(notes) or None,
             run=self._run,
             deployment=self._deployment,
             by_action={label: sums.frozen() for label, sums in tally.by_action.items()},
