@@ -177,8 +177,11 @@ class Batch:
         if served.unsettled is not None:
             last, served.unsettled = served.unsettled, None
             end = next(i for i, token in enumerate(last.tokens) if token in self._limits.end_tokens)
-            served.history.cut(len(last.tokens) - end - 1)
-            if last.block is not None:
+            behind = len(last.tokens) - end - 1
+            served.history.cut(behind)
+            if last.block is None:
+                served.num_outside -= behind
+            else:
                 self._settle(served, last.block, last.tokens[: end + 1], last.seconds, is_finished=True)
         if served.output_tokens:
             self._finish(served)

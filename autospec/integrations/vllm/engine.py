@@ -63,7 +63,7 @@ def read_call(args: Sequence[Any], named: Mapping[str, Any]) -> Call:
     most = None
     if args and type(args[0]) is int:
         most, args = args[0], args[1:]
-    sampled, lengths, token_ids = (*args[:3], *(named.get(name) for name in _NAMES[len(args[:3]) :]))
+    sampled, lengths, token_ids = [*args, *(named.get(name) for name in _NAMES[len(args) :])][:3]
     unknown = (*(type(each).__name__ for each in args[3:]), *(name for name in named if name not in _KNOWN))
     is_known = (
         isinstance(sampled, list)
@@ -113,8 +113,8 @@ def tokenizer_of(config: Any) -> Any | None:
 def _step_tokens(slot_mappings: Any) -> int | None:
     """Each layer has a slot for each token of the step; with micro-batches they are not looked at."""
     first = next(iter(slot_mappings.values()), None) if isinstance(slot_mappings, Mapping) else None
-    shape = getattr(first, "shape", ())
-    return int(shape[0]) if len(shape) == 1 else None
+    shape: Sequence[int] = getattr(first, "shape", ())
+    return int(next(iter(shape))) if len(shape) == 1 else None
 
 
 def _end_tokens(model_config: Any) -> frozenset[int]:

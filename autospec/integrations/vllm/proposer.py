@@ -23,6 +23,7 @@ from autospec.integrations.vllm.telemetry import EngineTelemetry, describe_engin
 from autospec.memory import weight_bytes
 from autospec.policies.registry import make_policy
 from autospec.segments import DEFAULT, Prompt, clean, make_segmenter
+from autospec.segments.prompts import excerpt
 from autospec.tuned_files import drafts_with
 
 BLOCK_LENGTHS = (1, 2, 4, 8, 16)
@@ -167,10 +168,9 @@ class Proposer:
 
     def _segment_of(self, prompt: Sequence[int]) -> str:
         try:
-            options = {"do_sample": True, "decoding": "sample"}
-            if self._tokenizer is None:
-                return clean(self._segmenter.assign(Prompt(lambda: "", len(prompt), **options)).segment)
-            return clean(self._segmenter.assign(Prompt.of_ids(prompt, self._tokenizer, **options)).segment)
+            tokens, tokenizer = list(prompt), self._tokenizer
+            text = (lambda: "") if tokenizer is None else (lambda: excerpt(tokens, tokenizer))
+            return clean(self._segmenter.assign(Prompt(text, len(tokens), do_sample=True, decoding="sample")).segment)
         except Exception as error:  # noqa: BLE001  # a label for the report is never worth an answer
             self._fail(f"such requests are in segment {DEFAULT!r}", error)
             return DEFAULT

@@ -96,6 +96,8 @@ class Served:
 
     def catch_up(self, tokens: Tokens) -> None:
         """Take in tokens that were committed without a call; what they came from is not known."""
+        if self.unsettled is not None and self.unsettled.block is not None:
+            self.num_outside += len(self.unsettled.tokens)
         self.block = self.unsettled = None
         self.history.append(tokens.tolist())
         self.num_outside += len(tokens)
