@@ -22,6 +22,7 @@ _COMMANDS = {
     "drafts": "autospec.cli.drafts",
     "explain": "autospec.cli.explain",
     "export": "autospec.cli.export",
+    "ingest": "autospec.cli.ingest",
     "metrics": "autospec.cli.metrics",
     "models": "autospec.cli.models",
     "record": "autospec.cli.record",

@@ -110,7 +110,7 @@ class BatchCosts:
 
     def step_seconds(self, num_tokens: float) -> float:
         """A step over so many tokens, of all requests together."""
-        return _on(self._grid, num_tokens) if self._grid else _prior(num_tokens)
+        return on_line(self._grid, num_tokens) if self._grid else _prior(num_tokens)
 
     def verify_seconds(self, num_tokens: int, context_tokens: int, num_requests: int | None = None) -> float:
         """A step in which a request verifies `num_tokens` tokens (drafts + 1), as far as it is this request's doing.
@@ -167,7 +167,7 @@ class BatchCosts:
         seen = [width for width in self._widths.values() if width.num_seen >= LEAST] or self._widths.values()
         grid = sorted((width.tokens, width.seconds * self._drift) for width in seen)
         self._draft = winsorised_mean(self._draft_seconds) if self._draft_seconds else 0.0
-        before = [_on(self._grid, tokens) if self._grid else 0.0 for tokens, _ in grid]
+        before = [on_line(self._grid, tokens) if self._grid else 0.0 for tokens, _ in grid]
         moves = [abs(seconds / old - 1.0) if old else 1.0 for (_, seconds), old in zip(grid, before, strict=True)]
         if len(grid) != len(self._grid) or max(moves) > LEAST_CHANGE:
             self._grid = grid
@@ -222,7 +222,7 @@ def _prior(num_tokens: float) -> float:
     return PRIOR_SECONDS * (1.0 + PRIOR_SLOPE * (num_tokens - 1.0))
 
 
-def _on(grid: Sequence[tuple[float, float]], num_tokens: float) -> float:
+def on_line(grid: Sequence[tuple[float, float]], num_tokens: float) -> float:
     """A line between two widths seen; narrower than all of them as the narrowest, wider by a slope drawn to the prior.
 
     The slope is that over all widths seen, which a single one that is off does not turn.

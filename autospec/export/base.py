@@ -11,7 +11,7 @@ from autospec.drafts.ngram import NGram
 from autospec.errors import ConfigurationError
 from autospec.export.chosen import Chosen
 
-Value = str | int | float | bool
+Value = str | int | float | bool | list[list[int]]
 
 ONE_SEQUENCE = "tuned for one sequence at a time: measure it at the load that the server has"
 FIRST, NEWEST = "the first", "the newest"
@@ -25,6 +25,7 @@ class Options:
 
     assistant: str | None = None  # the small model, as the runtime is to find it
     early_exit: int | None = None  # layers that draft
+    schedule: tuple[tuple[int, int, int], ...] | None = None  # first and last batch size, draft tokens
 
 
 @dataclass(frozen=True, slots=True)

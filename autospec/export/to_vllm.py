@@ -5,6 +5,7 @@ from __future__ import annotations
 from autospec.drafts.ngram import NGram
 from autospec.drafts.pool import DEPTH
 from autospec.drafts.suffix import Suffix
+from autospec.errors import ConfigurationError
 from autospec.export.base import (
     FIRST,
     ONE_SEQUENCE,
@@ -55,7 +56,14 @@ def export(chosen: Chosen, options: Options) -> Exported:
     else:
         raise refusal("vLLM", chosen, _NEAREST)
     settings["num_speculative_tokens"] = chosen.block_length
-    return Exported(settings, as_json(settings), _USE, (*chosen.limits, *limits, *not_used(options, *used), _LOAD))
+    if options.schedule is not None:
+        if chosen.source == "suffix":
+            raise ConfigurationError(
+                "vLLM's suffix drafts one length at all batch sizes: leave --store out, or export a policy of ngram"
+            )
+        settings["num_speculative_tokens_per_batch_size"] = [list(row) for row in options.schedule]
+    load = () if options.schedule is not None else (_LOAD,)
+    return Exported(settings, as_json(settings), _USE, (*chosen.limits, *limits, *not_used(options, *used), *load))
 
 
 def _suffix(draft: Suffix, block_length: int) -> dict[str, Value]:

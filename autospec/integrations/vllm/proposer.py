@@ -6,6 +6,7 @@ import atexit
 import logging
 import multiprocessing.util
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,6 +29,8 @@ from autospec.tuned_files import drafts_with
 
 BLOCK_LENGTHS = (1, 2, 4, 8, 16)
 SWEEP_SECONDS = 0.5
+COSTS_SECONDS = 600.0
+"""Between two times that what steps cost goes to the store."""
 MOST_FAILURES = 100
 """Calls in a row that fail before the proposer drafts no more: each costs time, and none brings anything."""
 
@@ -67,6 +70,7 @@ class Proposer:
         self._lock = threading.RLock()
         self._batch: Batch | None = None
         self._is_closed = False
+        self._costs_due = time.monotonic() + COSTS_SECONDS
         self._said: set[str] = set()
         self._num_failures = 0
         self._make_draft_request: Callable[[str], DraftRequest] | None = None
@@ -181,6 +185,9 @@ class Proposer:
             if self._batch is not None and not self._is_closed:
                 self._batch.sweep()
         self._record_ended()
+        if self._telemetry is not None and time.monotonic() >= self._costs_due:
+            self._costs_due = time.monotonic() + COSTS_SECONDS
+            self._telemetry.note_costs(self._costs)
 
     def _record_ended(self) -> None:
         with self._lock:

@@ -51,9 +51,9 @@ class Vllm:
 
     def matches(self, entry: Mapping[str, Any]) -> bool:
         flat = flattened(entry)
-        metrics = _part(flat, "metrics")
+        metrics = part_of(flat, "metrics")
         return (
-            _counts(flat) is not None
+            counts_of(flat) is not None
             or any(name in metrics for name in _TIMES)
             or any(choice.keys() & {"token_ids", "stop_reason"} for choice in _objects(flat.get("choices")))
             or any("token_ids" in output for output in _objects(flat.get("outputs")))
@@ -80,7 +80,7 @@ class Vllm:
         return [replace(_answer(asked, choice, f"{name}[{i}]"), **measured) for i, choice in enumerate(choices)]
 
 
-def _part(flat: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def part_of(flat: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = flat.get(name)
     return found if isinstance(found, dict) else {}
 
@@ -127,7 +127,7 @@ def _asked_offline(flat: Mapping[str, Any]) -> ImportedRequest:
 
 
 def _arrival(flat: Mapping[str, Any]) -> datetime | None:
-    arrival = number_of(_part(flat, "metrics").get("arrival_time"))
+    arrival = number_of(part_of(flat, "metrics").get("arrival_time"))
     return time_of(arrival) if arrival else None
 
 
@@ -136,7 +136,7 @@ def _answer(asked: ImportedRequest, choice: Any, name: str) -> ImportedRequest:
     found = answered(asked, choice, name)
     if (own := choice.get("prompt_token_ids")) is not None:
         found = replace(found, prompt_ids=ids_of(own, f"{name}.prompt_token_ids"))
-    message = _part(choice, "message")
+    message = part_of(choice, "message")
     reasoning = next((message[key] for key in ("reasoning", "reasoning_content") if message.get(key)), None)
     stopped_by = choice.get("stop_reason")
     if found.output_ids is not None and (reasoning is not None or stopped_by is not None):
@@ -146,8 +146,8 @@ def _answer(asked: ImportedRequest, choice: Any, name: str) -> ImportedRequest:
     return replace(found, is_ended=found.is_ended and stopped_by is None)
 
 
-def _counts(flat: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    for place in (_part(flat, "metrics"), flat):
+def counts_of(flat: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    for place in (part_of(flat, "metrics"), flat):
         found = place.get("speculative_decoding")
         if isinstance(found, dict):
             return found
@@ -157,7 +157,7 @@ def _counts(flat: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _measured(flat: Mapping[str, Any], choice: Mapping[str, Any]) -> dict[str, Any]:
     """Counts and times, as far as there are any."""
     found: dict[str, Any] = {}
-    counts = _counts(flat) or _part(choice, "spec_decode_metrics")
+    counts = counts_of(flat) or part_of(choice, "spec_decode_metrics")
     histogram = counts.get("acceptance_histogram")
     if histogram is not None and not (
         isinstance(histogram, list) and all(type(count) is int and count >= 0 for count in histogram)
@@ -168,12 +168,12 @@ def _measured(flat: Mapping[str, Any], choice: Mapping[str, Any]) -> dict[str, A
     drafted = counts.get("num_draft_tokens")
     if type(drafted) is int and drafted > 0:
         found["num_draft_tokens"] = drafted
-    if (seconds := _seconds(_part(flat, "metrics"))) is not None:
+    if (seconds := seconds_of(part_of(flat, "metrics"))) is not None:
         found["seconds"], found["total_seconds"] = seconds, seconds.total
     return found
 
 
-def _seconds(metrics: Mapping[str, Any]) -> PhaseSeconds | None:
+def seconds_of(metrics: Mapping[str, Any]) -> PhaseSeconds | None:
     """From being scheduled to the last token; waiting in the queue is none of it."""
     first, rest = (number_of(metrics.get(name)) for name in _TIMES)
     if first is not None and rest is not None:
