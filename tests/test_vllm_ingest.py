@@ -111,7 +111,7 @@ def test_requests_and_offline_outputs_are_understood(tmp_path: Path) -> None:
         (response(counts={"per_step_drafted": [9, 2, 2]}), "a step with 9 drafts, where 4 is the most"),
         (response(counts={"per_step_accepted": None, "per_step_drafted": None}), "drafts of different lengths"),
         (response(counts={"per_step_accepted": [-1, 2, 1]}), "not two lists of as many counts"),
-        ([1], "not an object"),
+        ("text", "not an object"),
     ],
 )
 def test_what_says_too_little_is_left_out_with_the_reason(tmp_path: Path, entry: Any, reason: str) -> None:

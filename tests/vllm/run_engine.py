@@ -25,7 +25,7 @@ def main() -> None:
         speculative_config=job["speculative"],
         enforce_eager=True,
         dtype="float32",
-        max_model_len=1024,
+        max_model_len=2048,
         max_num_seqs=CONCURRENCY,
         gpu_memory_utilization=0.3,  # of the memory, also on the CPU
         seed=0,
