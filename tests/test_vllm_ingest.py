@@ -106,11 +106,12 @@ def test_requests_and_offline_outputs_are_understood(tmp_path: Path) -> None:
     [
         (response(metrics={}), "no metrics.speculative_decoding: start vLLM with"),
         (response(usage={}), "neither usage nor token ids say how long"),
-        (response(counts={"per_step_accepted": [0, 2]}), "not two lists of as many counts"),
+        (response(counts={"per_step_accepted": [0, 2]}), "are of different lengths"),
         (response(counts={"per_step_accepted": [0, 3, 1]}), "accepted more than was drafted"),
         (response(counts={"per_step_drafted": [9, 2, 2]}), "a step with 9 drafts, where 4 is the most"),
         (response(counts={"per_step_accepted": None, "per_step_drafted": None}), "drafts of different lengths"),
-        (response(counts={"per_step_accepted": [-1, 2, 1]}), "not two lists of as many counts"),
+        (response(counts={"per_step_accepted": [-1, 2, 1]}), "per_step_accepted has -1, where a count is needed"),
+        (response(counts={"per_step_drafted": 4}), "per_step_drafted is 4, a list of counts is needed"),
         ("text", "not an object"),
     ],
 )

@@ -70,7 +70,7 @@ def run(
         timeout=SECONDS,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, done.stderr
     return Ran(json.loads(done.stdout), done.stderr)
 
 

@@ -139,17 +139,13 @@ def _deployment(flat: Mapping[str, Any], origin: Origin) -> Deployment:
 
 def _lengths(flat: Mapping[str, Any]) -> tuple[int, int]:
     """Tokens of prompt and answer."""
-    usage, output = part_of(flat, "usage"), _first(flat, "outputs")
-    ids, answer = flat.get("prompt_token_ids"), output.get("token_ids")
-    found = (
-        (usage.get("prompt_tokens"), usage.get("completion_tokens"))
-        if usage
-        else (len(ids) if isinstance(ids, list) else None, len(answer) if isinstance(answer, list) else None)
-    )
-    prompt_tokens, output_tokens = found
-    if not _is_count(prompt_tokens) or not _is_count(output_tokens):
+    usage = part_of(flat, "usage")
+    if usage:
+        return _count(usage.get("prompt_tokens"), "usage"), _count(usage.get("completion_tokens"), "usage")
+    ids, answer = flat.get("prompt_token_ids"), _first(flat, "outputs").get("token_ids")
+    if not isinstance(ids, list) or not isinstance(answer, list):
         raise BrokenEntryError("neither usage nor token ids say how long prompt and answer are")
-    return prompt_tokens, output_tokens
+    return len(ids), len(answer)
 
 
 def _first(flat: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -157,15 +153,22 @@ def _first(flat: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found[0] if isinstance(found, list) and found and isinstance(found[0], dict) else {}
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < _MOST_TOKENS
+def _count(value: Any, name: str) -> int:
+    if type(value) is not int or not 0 <= value < _MOST_TOKENS:
+        raise BrokenEntryError(f"{name} has {shown(value)}, where a count is needed")
+    return value
+
+
+def _counts(value: Any, name: str) -> list[int]:
+    if not isinstance(value, list):
+        raise BrokenEntryError(f"{name} is {shown(value)}, a list of counts is needed")
+    return [_count(each, name) for each in value]
 
 
 def _tally(counts: Mapping[str, Any], origin: Origin, prompt_tokens: int, output_tokens: int) -> Tally:
     """Each step as a block: those with drafts as they are listed, and those without."""
     steps = _steps(counts)
-    longest = counts.get("num_spec_tokens")
-    block_length = longest if _is_count(longest) and longest else max((drafted for drafted, _ in steps), default=1)
+    block_length = _count(counts.get("num_spec_tokens", max((drafted for drafted, _ in steps), default=1)), "counts")
     tally = Tally()
 
     def add(action: Action, drafted: int, accepted: int) -> None:
@@ -185,26 +188,18 @@ def _tally(counts: Mapping[str, Any], origin: Origin, prompt_tokens: int, output
 
 def _steps(counts: Mapping[str, Any]) -> list[tuple[int, int]]:
     """Draft tokens proposed and accepted, of each step that had any."""
-    drafted, accepted = counts.get("per_step_drafted"), counts.get("per_step_accepted")
-    if drafted is not None or accepted is not None:
-        if not (_are_counts(drafted) and _are_counts(accepted)) or len(drafted) != len(accepted):
-            raise BrokenEntryError("per_step_drafted and per_step_accepted are not two lists of as many counts")
+    if counts.get("per_step_drafted") is not None or counts.get("per_step_accepted") is not None:
+        drafted, accepted = (_counts(counts.get(name), name) for name in ("per_step_drafted", "per_step_accepted"))
+        if len(drafted) != len(accepted):
+            raise BrokenEntryError("per_step_drafted and per_step_accepted are of different lengths")
         pairs = list(zip(drafted, accepted, strict=True))
         if any(a > d for d, a in pairs):
             raise BrokenEntryError("a step that accepted more than was drafted")
         return pairs
-    histogram, longest, total = (
-        counts.get(name) for name in ("acceptance_histogram", "num_spec_tokens", "num_draft_tokens")
-    )
-    if not (_are_counts(histogram) and _is_count(longest) and _is_count(total)):
-        raise BrokenEntryError(f"no counts of speculative decoding: {shown(dict(counts))}")
-    num_steps = sum(histogram)
-    if total != num_steps * longest or len(histogram) > longest + 1:
+    histogram = _counts(counts.get("acceptance_histogram"), "acceptance_histogram")
+    longest, total = (_count(counts.get(name), name) for name in ("num_spec_tokens", "num_draft_tokens"))
+    if total != sum(histogram) * longest or len(histogram) > longest + 1:
         raise BrokenEntryError(
             "drafts of different lengths, and nothing says which: --per-request-spec-decode-metrics detailed is needed"
         )
     return [(longest, accepted) for accepted, count in enumerate(histogram) for _ in range(count)]
-
-
-def _are_counts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_count, value))
