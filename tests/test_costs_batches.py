@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Callable
@@ -133,27 +132,13 @@ def test_prices_are_made_anew_for_another_batch_and_only_then() -> None:
     assert costs.num_requests == 40
 
 
-def test_what_was_learned_can_be_kept() -> None:
+def test_another_one_can_go_on_from_what_was_seen() -> None:
     costs = taught(linear, [1, 5, 40], noise=0.05)
     other = BatchCosts((1, 2, 4, 8), ["ngram"])
-    other.restore(json.loads(json.dumps(costs.to_json())))
+    other.begin_with([*costs.points(), (0, 1.0), (3, 0.0), (4, math.nan)])
     for width in (1, 3, 5, 40):
         assert other.step_seconds(width) == pytest.approx(costs.step_seconds(width), rel=0.02)
     assert [tokens for tokens, _ in other.points()] == [1, 5, 40]
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {},
-        {"steps": [[0, 0.1, 4]]},
-        {"steps": [[1, 0.1, 0]]},
-        {"steps": [[1, -0.1, 4]]},
-        {"steps": [[1, "a", 4]]},
-        {"steps": [[1, 0.1]]},
-        {"steps": 5},
-    ],
-)
-def test_what_is_no_such_state_is_refused(values: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="no costs of steps"):
-        BatchCosts((1,), []).restore(values)
+    for _ in range(64):
+        other.observe(5, 2.0 * linear(5))
+    assert other.step_seconds(5) == pytest.approx(2.0 * linear(5), rel=0.1)

@@ -381,3 +381,33 @@ def test_a_fixed_policy_needs_no_costs_and_off_drafts_nothing() -> None:
     harness.finish()
     assert asked.num_drafted == 0
     assert harness.of(asked).tally.actions == {"none": 19}
+
+
+def test_where_it_is_off_rows_are_followed_without_being_looked_at_and_counted_all_the_same() -> None:
+    harness = Harness("fixed:ngram:8", max_num_seqs=4)
+    harness.step_seconds = lambda num_tokens: 0.01 * num_tokens
+    chance = random.Random(7)
+    asked = [
+        Asked(
+            str(i), [100 + i, 20, 21, 20, chance.randrange(10, 50)], scramble(i), max_tokens=chance.randrange(30, 300)
+        )
+        for i in range(24)
+    ]
+    asked[5].next_token = lambda text: END if len(text) > 150 else scramble(5)(text)
+    quiet = []
+    harness.engine.add(*asked)
+    while harness.engine.rows or harness.engine.waiting:
+        harness.engine.step()
+        quiet.append(harness.batch._quiet is not None and harness.batch._quiet.num_steps > 0)
+        if len(harness.engine.rows) == 4 and chance.random() < 0.02:
+            harness.engine.swap(*chance.sample(range(4), 2))
+    harness.batch.close()
+    assert sum(quiet) > 0.5 * len(quiet)
+    assert len(harness.ended) == 24
+    for each in asked:
+        served = harness.of(each)
+        agrees(served, each)
+        assert served.tally.num_accepted_tokens == each.num_accepted
+        assert [outcome.context_tokens for outcome in served.tally.outcomes or []] == sorted(
+            {outcome.context_tokens for outcome in served.tally.outcomes or []}
+        )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from autospec.costs.correction import winsorised_mean
 
@@ -177,32 +176,16 @@ class BatchCosts:
         """Tokens and seconds of the widths that are believed, ascending."""
         return [(round(tokens), seconds) for tokens, seconds in self._grid]
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for `restore`."""
-        return {
-            "steps": [[each.tokens, each.seconds * self._drift, each.num_seen] for each in self._widths.values()],
-        }
+    def begin_with(self, points: Iterable[tuple[int, float]]) -> None:
+        """Take over what another one has seen, as `points` gives it; it counts as a few steps of each width.
 
-    def restore(self, values: Mapping[str, Any]) -> None:
-        """Go on from what `to_json` wrote.
-
-        Raises:
-            ValueError: these are no such values.
+        Args:
+            points: tokens and seconds; such as cannot be are left out.
         """
-        try:
-            widths = [_Width(float(t), float(seconds), int(num)) for t, seconds, num in values["steps"]]
-        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise ValueError(f"no costs of steps: {type(error).__name__}: {error}") from error
-        is_sound = all(
-            1.0 <= each.tokens <= 1e9 and 1e-9 <= each.seconds <= 1e6 and 1 <= each.num_seen <= KEPT for each in widths
-        )
-        if not is_sound:
-            raise ValueError("no costs of steps: tokens and seconds must be positive, and such as can be measured")
-        for each in widths:
-            each.first = [each.seconds] * min(each.num_seen, FIRST)
-        self._widths, self._drift = {_place(round(each.tokens)): each for each in widths}, 1.0
-        self._num_steps = sum(each.num_seen for each in widths)
-        if widths:
+        for tokens, seconds in points:
+            if tokens >= 1 and 1e-9 <= seconds <= 1e6:
+                self._widths[_place(tokens)] = _Width(float(tokens), seconds, FIRST, [seconds] * FIRST)
+        if self._widths:
             self._settle()
 
 

@@ -86,22 +86,27 @@ class Tally(BlockSums):
         self._sums_of(outcome.action, outcome.num_committed_tokens).count(outcome)
 
     def add_plain_step(
-        self, action: Action, verify_seconds: float, correction_seconds: float, emission_seconds: float
+        self,
+        action: Action,
+        verify_seconds: float,
+        correction_seconds: float = 0.0,
+        emission_seconds: float = 0.0,
+        times: int = 1,
     ) -> None:
-        """As `add`, of a block that was only ever going to be a plain step."""
-        for sums in (self, self._sums_of(action, 1)):
+        """As `add`, of a block that was only ever going to be a plain step, or of so many: seconds of all of them."""
+        for sums in (self, self._sums_of(action, 1, times)):
             sums.verify_seconds += verify_seconds
             sums.correction_seconds += correction_seconds
             sums.emission_seconds += emission_seconds
-            sums.blocks += 1
-            sums.num_committed_tokens += 1
+            sums.blocks += times
+            sums.num_committed_tokens += times
 
-    def _sums_of(self, action: Action, num_committed_tokens: int) -> BlockSums:
+    def _sums_of(self, action: Action, num_committed_tokens: int, times: int = 1) -> BlockSums:
         """Count a block with this action, and give what is summed up for its like."""
         label = action.label
-        self.acceptance_lengths[num_committed_tokens] += 1
-        self.actions[label] += 1
-        self.decisions[f"{label} {action.reason_kind}"] += 1
+        self.acceptance_lengths[num_committed_tokens] += times
+        self.actions[label] += times
+        self.decisions[f"{label} {action.reason_kind}"] += times
         sums = self.by_action.get(label)
         if sums is None:
             sums = self.by_action[label] = BlockSums()

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import select
-
 from autospec.costs.batches import on_line
 from autospec.errors import ConfigurationError
-from autospec.telemetry.schema import CalibrationRow, DeploymentRow
+from autospec.telemetry.calibrations import newest_steps
 from autospec.telemetry.store import Store
 from autospec.types import split_label
 
@@ -70,16 +68,7 @@ def measured_steps(store: Store) -> Callable[[float], float]:
     Raises:
         ConfigurationError: none did, or not widths enough.
     """
-    query = (
-        select(CalibrationRow.tokens, CalibrationRow.seconds, CalibrationRow.measured_at, CalibrationRow.deployment_id)
-        .join(DeploymentRow, DeploymentRow.id == CalibrationRow.deployment_id)
-        .where(DeploymentRow.device.like("vllm:%"), CalibrationRow.source == "target")
-        .order_by(CalibrationRow.measured_at)
-    )
-    with store.reading() as connection:
-        rows = connection.execute(query).all()
-    last = rows[-1] if rows else None
-    grid = sorted((float(row.tokens), row.seconds) for row in rows if last and row[2:] == last[2:])
+    grid = [(float(tokens), seconds) for tokens, seconds in newest_steps(store, "target", device="vllm:%")]
     if len(grid) < 2:
         raise ConfigurationError(
             f"{store.url}: no engine has told what its steps cost: serve with the proposer for a while (docs/vllm.md)"

@@ -29,17 +29,22 @@ def main() -> None:
         max_num_seqs=CONCURRENCY,
         gpu_memory_utilization=0.3,  # of the memory, also on the CPU
         seed=0,
+        per_request_spec_decode_metrics="summary" if job["speculative"] else "none",
         **job.get("engine", {}),
     )
-    rounds = []
+    rounds, counts = [], {"num_draft_tokens": 0, "num_accepted_draft_tokens": 0, "num_spec_steps": 0}
     for requests in job["rounds"]:
         made = llm.chat(
             [request["messages"] for request in requests],
             [SamplingParams(**request["sampling"]) for request in requests],
             use_tqdm=False,
         )
+        for each in made:
+            own = each.outputs[0].spec_decode_metrics
+            for name in counts if own is not None else ():
+                counts[name] += own.to_dict()[name]
         rounds.append([list(each.outputs[0].token_ids) for each in made])
-    json.dump(rounds, answers)
+    json.dump({"rounds": rounds, "counts": counts}, answers)
     answers.close()
 
 

@@ -44,8 +44,9 @@ SEEDED = [
 class Ran:
     """What an engine answered, and what it said meanwhile."""
 
-    def __init__(self, answers: list[list[list[int]]], said: str) -> None:
-        self.answers = answers
+    def __init__(self, found: dict[str, Any], said: str) -> None:
+        self.answers: list[list[list[int]]] = found["rounds"]
+        self.counts: dict[str, int] = found["counts"]  # vLLM's own
         self.said = said
 
 
@@ -109,18 +110,16 @@ def test_greedy_answers_are_those_without_speculation_and_sampled_ones_are_accep
     assert len({record.segment for record in records}) > 2
     treated = [record for record in records if not record.is_control]
     assert sum(record.num_accepted_tokens for record in treated) > 0.1 * sum(r.num_judged_tokens for r in treated)
-    answers = sorted(len(answer) for answers in ran.answers for answer in answers)
-    beyond = [
-        record.output_tokens - length
-        for record, length in zip(sorted(records, key=lambda each: each.output_tokens), answers, strict=True)
-    ]
+    lengths = sorted(len(answer) for answers in ran.answers for answer in answers)
+    beyond = [long - short for long, short in zip(sorted(r.output_tokens for r in records), lengths, strict=True)]
     assert min(beyond) >= 0  # the cut at max_tokens is not seen
     assert max(beyond) <= 8
-
-
-def test_the_same_seeds_give_the_same_answers_where_the_drafts_are_the_same() -> None:
-    ran = run([SEEDED, SEEDED], policy="fixed:ngram:4", drafts="ngram", segments="none")
-    assert ran.answers[0] == ran.answers[1]
+    ours = {
+        name: sum(getattr(record, name) for record in records) for name in ("num_draft_tokens", "num_accepted_tokens")
+    }
+    assert ours["num_draft_tokens"] == ran.counts["num_draft_tokens"]
+    behind_ends = ran.counts["num_accepted_draft_tokens"] - ours["num_accepted_tokens"]
+    assert 0 <= behind_ends <= 8 * sum(length < MAX_TOKENS for length in lengths)
 
 
 def test_a_proposer_that_raises_takes_no_engine_down() -> None:

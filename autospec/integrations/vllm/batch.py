@@ -14,6 +14,7 @@ from autospec.controller import Controller
 from autospec.costs.batches import STALL, BatchCosts
 from autospec.drafts.base import DraftRequest, DraftSource, Proposal
 from autospec.errors import ConfigurationError
+from autospec.integrations.vllm.quiet import Quiet
 from autospec.integrations.vllm.rows import History, Tokens, match
 from autospec.integrations.vllm.served import MAX_OFFER, Block, Served, Unsettled, plain
 from autospec.integrations.vllm.switch import Switch
@@ -83,6 +84,7 @@ class Batch:
         self._spent = 0.0  # seconds of that call
         self._is_near_the_end = False  # vLLM then asks for no drafts, of any request
         self._was_on = True
+        self._quiet: Quiet | None = None
         self._drafting_share = 1.0
 
     def step(
@@ -102,6 +104,15 @@ class Batch:
         """
         now = self._clock()
         step_seconds = 0.0 if self._returned is None else now - self._returned
+        if self._quiet is not None:
+            if self._quiet.takes(sampled, lengths, token_ids, step_seconds, self._limits.end_tokens):
+                self._learn_step(len(sampled), len(sampled), step_seconds)
+                self._was_on = self._switch.is_on(self._costs.num_requests)
+                if not self._was_on:
+                    return self._return([[] for _ in sampled], now)
+                self._count_quiet(now)
+                return self._return(self._propose(self._here(), [1] * len(sampled)), now)
+            self._count_quiet(now)
         counts = [len(tokens) for tokens in sampled]
         before = [length - count for length, count in zip(lengths[: len(counts)].tolist(), counts, strict=True)]
         matched = match(
@@ -118,13 +129,14 @@ class Batch:
             if num_missed:
                 served[row].catch_up(token_ids[row, before[row] - num_missed : before[row]])
         self._judge(served, sampled, matched.is_sure, step_seconds, num_step_tokens, now)
+        self._was_on = self._is_next_on(served)
         drafts = self._propose(served, counts)
         self._rows = list(served)
         longest = max((len(each.history) + len(each.block.tokens if each.block else ()) for each in served), default=0)
         self._is_near_the_end = longest + self._limits.num_speculative_tokens > self._limits.max_model_len
-        self._returned = self._clock()
-        self._spent = self._returned - now
-        return drafts
+        is_plain = all(counts) and not any(each.unsettled for each in served)
+        self._quiet = Quiet(lengths[: len(counts)], token_ids) if is_plain and not self._was_on and served else None
+        return self._return(drafts, now)
 
     def sweep(self) -> None:
         """End requests that have been away for long."""
@@ -135,13 +147,45 @@ class Batch:
 
     def close(self) -> None:
         """End all requests."""
-        for served in [*(each for each in self._rows if each), *(each for each, _ in self._away.values())]:
+        self._count_quiet(self._clock())
+        for served in [*self._here(), *(each for each, _ in self._away.values())]:
             self._end(served)
         self._rows = []
 
     def forget(self) -> None:
         """Begin anew with whatever is in the rows: nothing that is pending can be judged."""
-        self._rows, self._away, self._returned = [], {}, None
+        self._rows, self._away, self._returned, self._quiet = [], {}, None, None
+
+    def _here(self) -> list[Served]:
+        return [each for each in self._rows if each is not None]
+
+    def _return(self, drafts: list[list[int]], now: float) -> list[list[int]]:
+        self._returned = self._clock()
+        self._spent = self._returned - now
+        return drafts
+
+    def _is_next_on(self, served: Sequence[Served]) -> bool:
+        """May the next step have drafts?"""
+        num_requests = sum(each.unsettled is None for each in served)
+        self._costs.serve(num_requests, self._drafting_share)
+        return num_requests > 0 and self._switch.is_on(self._costs.num_requests)
+
+    def _learn_step(self, verified: int, num_tokens: int, step_seconds: float) -> None:
+        self._costs.observe(verified, step_seconds)
+        seconds = step_seconds + self._spent
+        self._switch.observe(self._costs.num_requests, num_tokens, seconds, was_on=self._was_on)
+
+    def _count_quiet(self, now: float) -> None:
+        """Count the steps that were only followed."""
+        quiet, self._quiet = self._quiet, None
+        if quiet is not None:
+            longest = quiet.most_tokens + self._limits.num_speculative_tokens
+            self._is_near_the_end = longest > self._limits.max_model_len
+        if quiet is None or not quiet.num_steps:
+            return
+        for row, served in enumerate(self._here()):
+            served.rest(_CONTROL if served.is_control else _CROWDED, quiet.tokens(row), quiet.seconds)
+            served.last_seen = now
 
     def _new(self, prompt: Tokens) -> Served:
         tokens = History(prompt)
@@ -203,10 +247,7 @@ class Batch:
         ratio = 1.0
         if is_pure and not is_trimmed and step_seconds > 0.0:
             ratio = min(max(step_seconds / self._costs.step_seconds(verified), 1.0 / STALL), STALL)
-            self._costs.observe(verified, step_seconds)
-            num_tokens = sum(map(len, sampled))
-            seconds = step_seconds + self._spent
-            self._switch.observe(self._costs.num_requests, num_tokens, seconds, was_on=self._was_on)
+            self._learn_step(verified, sum(map(len, sampled)), step_seconds)
         for each, tokens, sure in zip(served, sampled, is_sure, strict=True):
             block, each.block = each.block, None
             if tokens:
@@ -264,9 +305,6 @@ class Batch:
 
     def _propose(self, served: Sequence[Served], counts: Sequence[int]) -> list[list[int]]:
         """The next drafts, after which each request that goes on has a block."""
-        num_requests = sum(each.unsettled is None for each in served)
-        self._costs.serve(num_requests, self._drafting_share)
-        self._was_on = num_requests > 0 and self._switch.is_on(self._costs.num_requests)
         drafts: list[list[int]] = []
         num_asked = num_drafted = 0
         for each, count in zip(served, counts, strict=True):

@@ -142,6 +142,7 @@ class Proposer:
                 resume=settings.resume,
                 run=settings.run,
             )
+            self._costs.begin_with(self._telemetry.known_steps)
         self._make_draft_request = _draft_requests(int(self._config.model_config.get_vocab_size()))
         self._batch = Batch(
             self._limits,

@@ -94,6 +94,17 @@ class Served:
         """Its first token is there."""
         self.started_at, self.first_seen, self.last_seen = datetime.now(UTC), now, now
 
+    def rest(self, action: Action, tokens: Sequence[int], seconds: float) -> None:
+        """Take in plain steps that nobody looked at. Args: tokens: one of each step; seconds: of all of them."""
+        self.tally.add_plain_step(action, seconds, times=len(tokens))
+        if self.tally.outcomes is not None:
+            start, each = len(self.history), seconds / len(tokens)
+            self.tally.outcomes += [
+                BlockOutcome(self.request.segment, action, start + i, 0, 0, 0, 1, verify_seconds=each)
+                for i in range(len(tokens))
+            ]
+        self.history.append(tokens)
+
     def catch_up(self, tokens: Tokens) -> None:
         """Take in tokens that were committed without a call; what they came from is not known."""
         if self.unsettled is not None and self.unsettled.block is not None:

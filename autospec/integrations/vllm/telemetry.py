@@ -68,6 +68,7 @@ class EngineTelemetry:
         self._recorder: Recorder | None = None
         self._learned: Learned | None = None
         self._not_before = 0.0
+        self.known_steps: list[tuple[int, float]] = []  # tokens and seconds, of an engine like this one
         self._open(resume=resume)
 
     def record(self, served: Served) -> None:
@@ -109,6 +110,7 @@ class EngineTelemetry:
             self._recorder = self._learned = None
 
     def _open(self, *, resume: bool) -> None:
+        from autospec.telemetry.calibrations import newest_steps
         from autospec.telemetry.recorder import Recorder  # heavy: loads sqlalchemy
 
         try:
@@ -121,6 +123,7 @@ class EngineTelemetry:
         learned = Learned(self._controller, self._policy, self._version, recorder, self._deployment)
         if resume:
             learned.resume()
+            self.known_steps = newest_steps(recorder.store, TARGET, like=self._deployment)
         while self._waiting:
             recorder.record(self._waiting.popleft())
         self._recorder, self._learned = recorder, learned
