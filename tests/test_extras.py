@@ -43,10 +43,11 @@ def test_what_is_missing_is_asked_for_and_nothing_else(installed: dict[str, str]
     assert extras.install_command("dashboard") is None
 
 
-def test_the_line_can_be_pasted(installed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_can_be_pasted(installed: dict[str, str]) -> None:
+    installed["pip"] = "26.0"
     command = [sys.executable, "-m", "pip", "install", "plotly>=6.0", "uvicorn>=0.34"]
     assert shlex.split(extras.install_command("dashboard") or "") == command
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    del installed["pip"]
     assert (extras.install_command("dashboard") or "").startswith("uv pip install --python ")
 
 

@@ -391,8 +391,15 @@ class TestHiddenStates:
     def test_layers_that_the_target_has_not(self) -> None:
         model, ids = tiny.llama(), tiny.prompt(20)
         said = "watching switched off: the target gives no hidden states of layer 7"
-        with autospec.wrap(model, drafts=[Watching((7,), [])], policy="off"), pytest.warns(UserWarning, match=said):
+        source, warned = Watching((7,), []), pytest.warns(UserWarning, match=said)
+        with autospec.wrap(model, drafts=[source], policy="fixed:watching:2"), warned:
             model.generate(ids, max_new_tokens=4)
+
+    def test_with_policy_off_nobody_is_shown_anything(self) -> None:
+        source = Watching((-1,), [])
+        with autospec.wrap(tiny.llama(), drafts=[source], policy="off") as speculator:
+            speculator.model.generate(tiny.prompt(20), max_new_tokens=4)
+        assert source.seen == []
 
     def test_a_prompt_run_in_chunks(self, target: Any, drafter: Any) -> None:
         ids, options = prompt(target, 20), {"max_new_tokens": 12, "do_sample": False, "prefill_chunk_size": 8}

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.compat
 
 FEW, MANY = 10, 30
 STEPS = MANY - FEW
-CALLS_BESIDE = 30  # of functions in a step, more than generate has: for what is counted and timed there
+CALLS_BESIDE = 35  # 32 on transformers 5.17
 DECODINGS = {"greedy": {"do_sample": False}, "sampled": {"do_sample": True, "temperature": 0.8, "top_k": 0}}
 
 

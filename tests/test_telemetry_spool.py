@@ -435,7 +435,7 @@ def test_fifty_times_killed(tmp_path: Path, folder: Path) -> None:
     with Recorder(address, spool=folder) as recorder:
         recorder.record(record("last"))
         assert recorder.flush()
-        until(lambda: files(folder) == ["spool"], 20)  # its own
+        until(lambda: files(folder) == ["spool"], 90)  # its own; fifty spools take their time on a busy machine
     found = Counter(names(address))
     assert set(found.values()) == {1}
     assert len(said) > 2_000

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from importlib.metadata import PackageNotFoundError, requires, version
-from importlib.util import find_spec
 
 DISTRIBUTION = "autospec-decoding"
 
@@ -33,7 +32,7 @@ def install_command(extra: str) -> str | None:
     found = missing(extra)
     if not found:
         return None
-    has_pip = find_spec("pip") is not None
+    has_pip = _version("pip") != "0"
     start = (
         [sys.executable, "-m", "pip", "install"] if has_pip else ["uv", "pip", "install", "--python", sys.executable]
     )
