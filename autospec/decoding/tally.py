@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from autospec.types import Action, ActionTally, BlockOutcome, PhaseSeconds
 
@@ -111,6 +112,21 @@ class Tally(BlockSums):
         if sums is None:
             sums = self.by_action[label] = BlockSums()
         return sums
+
+    def counts(self) -> dict[str, Any]:
+        """What a `RequestRecord` takes of it, by its names there."""
+        return {
+            "blocks": self.blocks,
+            "num_draft_tokens": self.num_draft_tokens,
+            "num_judged_tokens": self.num_judged_tokens,
+            "num_accepted_tokens": self.num_accepted_tokens,
+            "acceptance_lengths": dict(self.acceptance_lengths),
+            "at_risk": tuple(self.at_risk),
+            "accepted": tuple(self.accepted),
+            "actions": dict(self.actions),
+            "by_action": {label: sums.frozen() for label, sums in self.by_action.items()},
+            "decisions": dict(self.decisions),
+        }
 
     def phases(self, total_seconds: float) -> PhaseSeconds:
         """Seconds by phase; what no phase claims is `other`."""

@@ -109,18 +109,9 @@ def _record(entry: Entry, origin: Origin, now: datetime) -> RequestRecord:
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
         seconds=seconds_of(metrics) or PhaseSeconds(),
-        blocks=tally.blocks,
-        num_draft_tokens=tally.num_draft_tokens,
-        num_judged_tokens=tally.num_judged_tokens,
-        num_accepted_tokens=tally.num_accepted_tokens,
-        acceptance_lengths=dict(tally.acceptance_lengths),
-        at_risk=tuple(tally.at_risk),
-        accepted=tuple(tally.accepted),
-        actions=dict(tally.actions),
         run=origin.run,
         deployment=_deployment(flat, origin),
-        by_action={label: sums.frozen() for label, sums in tally.by_action.items()},
-        decisions=dict(tally.decisions),
+        **tally.counts(),
     )
 
 
