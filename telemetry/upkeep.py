@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, inspect, select, text, update
-from sqlalchemy.orm import Session
+from sqlalchemy import Connection, delete, exists, func, insert, inspect, select, text, update
+from sqlalchemy.orm import Session, aliased
 
 from autospec.errors import ConfigurationError
 from autospec.telemetry.rollups import hour_of
 from autospec.telemetry.schema import (
     Base,
+    CalibrationRow,
     ComparisonRow,
     HorizonRow,
     HourlyActions,
@@ -56,7 +57,8 @@ def num_older(store: Store, before: datetime) -> int:
 def prune(store: Store, before: datetime, *, hours: bool = False, progress: Progress | None = None) -> int:
     """Deletes requests that started before a time, with all that belongs to them, in short transactions.
 
-    So goes what policies had learned by then, in processes that have saved nothing since.
+    So goes what policies had learned by then, in processes that have saved nothing since, and what a device had cost
+    by then, if it was measured again.
 
     Args:
         store: the database.
@@ -104,8 +106,15 @@ def prune(store: Store, before: datetime, *, hours: bool = False, progress: Prog
         total += len(found)
         if progress is not None:
             progress(len(found))
+    newer = aliased(CalibrationRow)
+    is_replaced = exists().where(
+        newer.deployment_id == CalibrationRow.deployment_id,
+        newer.source == CalibrationRow.source,
+        newer.measured_at > CalibrationRow.measured_at,
+    )
     with store.writing() as connection:
         connection.execute(delete(PolicyStateRow).where(PolicyStateRow.updated_at < before))
+        connection.execute(delete(CalibrationRow).where(CalibrationRow.measured_at < before, is_replaced))
     if hours:
         with store.writing() as connection:
             for table in (HourlyRequests, HourlyActions, HourlyPositions):

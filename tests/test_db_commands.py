@@ -13,13 +13,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from sqlalchemy import select
 
 from autospec.cli.main import group
 from autospec.telemetry.codec import to_entry
 from autospec.telemetry.hourly import build_hourly_report, num_requests
 from autospec.telemetry.recorder import Recorder
 from autospec.telemetry.report import to_dict
+from autospec.telemetry.schema import CalibrationRow
 from autospec.telemetry.store import Store
+from autospec.telemetry.upkeep import prune
 from autospec.types import CalibrationSample, Comparison, PolicyState, PolicyVersion, RecordedTokens
 from tests.postgres_server import fresh_database
 from tests.test_telemetry_hourly import COUNTED_ALIKE, HERE, NOON, traffic
@@ -175,6 +178,25 @@ class TestPrune:
         said("db", "prune", "--store", url, "--older-than", age, "--hours")
         with Store(url, readonly=True) as store:
             assert build_hourly_report(store).all.requests < before["all"]["requests"]
+
+    def test_what_a_device_cost_goes_once_it_was_measured_again(self, url: str) -> None:
+        """Engines write it every ten minutes."""
+        other = replace(HERE, device="another")
+        when = [(HERE, NOON), (HERE, NOON + timedelta(hours=1)), (HERE, datetime.now(UTC)), (other, NOON)]
+        with Store(url) as store:
+            store.write(
+                [
+                    to_entry(CalibrationSample(place, time, "target", tokens, 0, 0.05))
+                    for place, time in when
+                    for tokens in (1, 2)
+                ]
+            )
+            prune(store, NOON + timedelta(hours=2))
+            with store.reading() as connection:
+                left = connection.execute(select(CalibrationRow.measured_at, CalibrationRow.tokens)).all()
+        assert sorted(tuple(row) for row in left) == [
+            (time, tokens) for time in (NOON, when[2][1]) for tokens in (1, 2)
+        ]
 
     @pytest.mark.parametrize("age", ["1", "-3d", "3 d", "99999999999w", "x", "3h"])
     def test_ages_that_make_no_sense(self, tmp_path: Path, age: str) -> None:
