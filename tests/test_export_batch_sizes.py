@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,10 +14,10 @@ from jsonschema import Draft202012Validator
 
 from autospec.cli.main import group
 from autospec.errors import ConfigurationError
-from autospec.export.batch_sizes import Acceptance, schedule
+from autospec.export.batch_sizes import Acceptance, measured_acceptance, schedule
 from autospec.export.schemas import SCHEMAS
 from autospec.export.vllm_check import check
-from autospec.telemetry import Recorder
+from autospec.telemetry import Recorder, Store
 from autospec.types import ActionTally, CalibrationSample, Deployment, PhaseSeconds, RequestRecord
 
 GOOD = Acceptance(1.0, tuple(0.8**position for position in range(1, 9)), 1000)
@@ -59,6 +60,20 @@ def request(number: int, policy: str, blocks: int = 100) -> RequestRecord:
         f"{number:032x}", datetime.now(UTC), "default", policy, False, True, "greedy", 10, 100, PhaseSeconds(other=1.0),
         blocks=blocks, actions={"ngram:4": blocks}, by_action={"ngram:4": tally}, deployment=deployment(),
     )  # fmt: skip
+
+
+def test_steps_in_which_the_proposer_was_off_are_no_misses(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    off = {"none": ActionTally(blocks=1000)}
+    fixed, ingested = request(1, "fixed:ngram:4", 200), request(2, "vllm:suffix", 200)
+    with Recorder(url) as recorder:
+        recorder.record(replace(fixed, blocks=1200, by_action={**fixed.by_action, **off}))
+        suffix = {"suffix:4": fixed.by_action["ngram:4"]}
+        recorder.record(replace(ingested, blocks=1200, by_action={**suffix, **off}))  # vLLM's own: it found nothing
+        recorder.flush()
+    with Store(url, readonly=True) as store:
+        assert measured_acceptance(store, "ngram").hit_rate == 1.0
+        assert measured_acceptance(store, "suffix").hit_rate == pytest.approx(1 / 6)
 
 
 def export(folder: Path, *args: str) -> tuple[int, str, str]:

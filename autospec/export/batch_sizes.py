@@ -37,11 +37,15 @@ def measured_acceptance(store: Store, source: str) -> Acceptance:
     at_risk: list[int] = []
     accepted: list[int] = []
     for record in store.requests():
-        if record.policy != f"vllm:{source}" and not record.policy.startswith(f"fixed:{source}:"):
+        is_ingested = record.policy == f"vllm:{source}"
+        if not is_ingested and not record.policy.startswith(f"fixed:{source}:"):
             continue
         for label, tally in record.by_action.items():
+            is_asked = split_label(label)[0] == source
+            if not is_asked and not is_ingested:
+                continue  # the proposer was off: that is no miss
             blocks += tally.blocks
-            if split_label(label)[0] != source or not tally.at_risk:
+            if not is_asked or not tally.at_risk:
                 continue
             drafting += tally.at_risk[0]
             missing = len(tally.at_risk) - len(at_risk)
