@@ -142,3 +142,30 @@ def test_another_one_can_go_on_from_what_was_seen() -> None:
     for _ in range(64):
         other.observe(5, 2.0 * linear(5))
     assert other.step_seconds(5) == pytest.approx(2.0 * linear(5), rel=0.1)
+
+
+def test_what_drafting_takes_changes_with_a_version() -> None:
+    costs = taught(linear, [1, 5])
+    version = costs.version
+    assert costs.draft_seconds("ngram", 4, 100) == 0.0
+    for _ in range(64):
+        costs.observe_draft(0.01)
+        costs.observe(5, linear(5))
+    assert costs.draft_seconds("ngram", 4, 100) == pytest.approx(0.01)
+    assert costs.version > version
+    version = costs.version
+    for _ in range(64):
+        costs.observe_draft(0.0101)  # a hundredth, of little
+        costs.observe(5, linear(5))
+    assert costs.version == version
+
+
+def test_a_share_that_wavers_makes_no_prices_anew() -> None:
+    costs = taught(linear, [1, 4, 8, 16, 36, 72])
+    costs.serve(16, 0.51)
+    version = costs.version
+    for share in (0.49, 0.51, 0.53, 0.47) * 10:
+        costs.serve(16, share)
+    assert costs.version == version
+    costs.serve(16, 0.4)
+    assert costs.version == version + 1

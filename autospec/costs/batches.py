@@ -72,6 +72,7 @@ class BatchCosts:
         self._draft = 0.0
         self._num_steps = 0
         self._num_requests = 1
+        self._eighths = 8  # of the requests, those that draft in a usual step
         self._drafting = 1.0
         self._version = 0
 
@@ -99,10 +100,13 @@ class BatchCosts:
 
         Args:
             num_requests: in the batch. Beyond 8 those that differ by less than an eighth are taken as one.
-            drafting_share: of the requests, those that have drafts in a usual step.
+            drafting_share: of the requests, those that have drafts in a usual step; in eighths, that are kept until it
+                is half an eighth beyond.
         """
-        num_requests = _rounded(num_requests)
-        drafting = max(1.0, num_requests * math.ceil(8.0 * min(max(drafting_share, 0.0), 1.0)) / 8.0)
+        num_requests, share = _rounded(num_requests), min(max(drafting_share, 0.0), 1.0)
+        if not self._eighths - 1.5 < 8.0 * share <= self._eighths + 0.5:
+            self._eighths = math.ceil(8.0 * share)
+        drafting = max(1.0, num_requests * self._eighths / 8.0)
         if (num_requests, drafting) != (self._num_requests, self._drafting):
             self._num_requests, self._drafting = num_requests, drafting
             self._version += 1
@@ -165,11 +169,12 @@ class BatchCosts:
     def _settle(self) -> None:
         seen = [width for width in self._widths.values() if width.num_seen >= LEAST] or self._widths.values()
         grid = sorted((width.tokens, width.seconds * self._drift) for width in seen)
-        self._draft = winsorised_mean(self._draft_seconds) if self._draft_seconds else 0.0
+        draft = winsorised_mean(self._draft_seconds) if self._draft_seconds else 0.0
         before = [on_line(self._grid, tokens) if self._grid else 0.0 for tokens, _ in grid]
         moves = [abs(seconds / old - 1.0) if old else 1.0 for (_, seconds), old in zip(grid, before, strict=True)]
-        if len(grid) != len(self._grid) or max(moves) > LEAST_CHANGE:
-            self._grid = grid
+        is_other_draft = abs(draft - self._draft) > LEAST_CHANGE * grid[0][1]
+        if len(grid) != len(self._grid) or max(moves) > LEAST_CHANGE or is_other_draft:
+            self._grid, self._draft = grid, draft
             self._version += 1
 
     def points(self) -> list[tuple[int, float]]:
