@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from autospec.integrations.vllm.switch import LEAST_OPEN, PAUSE, PROBE, Switch
+from autospec.integrations.vllm.switch import LEAST_OPEN, MOST_KINDS, PAUSE, PROBE, SURE, Switch
 
 
 def drive(switch: Switch, steps: int, gain: Callable[[int], float], num_requests: int = 16) -> list[bool]:
@@ -51,3 +51,54 @@ def test_the_first_plain_steps_come_once_something_can_be_compared() -> None:
     on = drive(Switch(), LEAST_OPEN + PROBE + 1, lambda step: 1.3)
     assert on == [True] * LEAST_OPEN + [False] * PROBE + [True]
     assert PAUSE > 10 * PROBE
+
+
+def test_what_plain_steps_cost_long_ago_is_forgotten() -> None:
+    """The device was slow once, and drafting gained; now it is fast, and drafting loses."""
+    switch, on = Switch(), []
+    for step in range(22_000):
+        scale, gain = (2.0, 1.3) if step < 18_000 else (1.0, 0.8)
+        on.append(switch.is_on(16))
+        seconds = scale * (2.0 / gain if on[-1] else 1.0)
+        switch.observe(16, 32 if on[-1] else 16, seconds, was_on=on[-1])
+    assert sum(on[10_000:18_000]) > 0.98 * 8_000
+    assert sum(on[-1000:]) < 100
+
+
+def test_a_few_plain_steps_that_were_fast_by_chance_are_looked_at_again() -> None:
+    switch, num_plain, on = Switch(), 0, []
+    for _ in range(300):
+        on.append(switch.is_on(16))
+        num_plain += not on[-1]
+        seconds = 2.0 / 1.2 if on[-1] else 0.5 if num_plain <= PROBE else 1.0
+        switch.observe(16, 32 if on[-1] else 16, seconds, was_on=on[-1])
+    assert num_plain == SURE
+    assert all(on[-200:])
+
+
+def test_a_probe_lasts_until_it_has_seen_plain_steps() -> None:
+    """Steps that read a prompt tell nothing: here they are two of three."""
+    switch, on = Switch(), []
+    for step in range(300):
+        on.append(switch.is_on(16))
+        if step % 3 == 0:
+            switch.observe(16, 32 if on[-1] else 16, 2.0 / 0.7 if on[-1] else 1.0, was_on=on[-1])
+    assert not any(on[200:])
+
+
+def test_a_probe_that_sees_nothing_is_given_up() -> None:
+    switch = Switch()
+    on = [switch.is_on(16) for _ in range(5000)]
+    assert sum(on) > 0.95 * len(on)
+
+
+def test_kinds_of_batches_are_forgotten_when_there_are_too_many() -> None:
+    switch = Switch()
+    for _ in range(LEAST_OPEN):
+        switch.is_on((1, "often"))
+    for number in range(3 * MOST_KINDS):
+        switch.is_on((1, f"segment {number}"))
+        if number % 100 == 0:
+            switch.is_on((1, "often"))
+    assert len(switch._places) == MOST_KINDS
+    assert switch._places[1, "often"].since_plain > 0
