@@ -14,7 +14,7 @@ from autospec.controller import Controller
 from autospec.costs.batches import BatchCosts
 from autospec.drafts import NGram, Proposal, Suffix
 from autospec.drafts.base import DraftRequest
-from autospec.integrations.vllm.batch import AWAY_SECONDS, Batch, Limits
+from autospec.integrations.vllm.batch import AWAY_SECONDS, REST_SECONDS, Batch, Limits
 from autospec.integrations.vllm.served import Served
 from autospec.policies.base import Policy
 from autospec.policies.fixed import Fixed
@@ -411,3 +411,199 @@ def test_where_it_is_off_rows_are_followed_without_being_looked_at_and_counted_a
         assert [outcome.context_tokens for outcome in served.tally.outcomes or []] == sorted(
             {outcome.context_tokens for outcome in served.tally.outcomes or []}
         )
+
+
+def test_what_the_engine_cut_of_the_only_drafts_is_known_to_be_cut() -> None:
+    """So what was refused of the others is judged: without it, all that is judged would be accepted."""
+    harness = Harness()
+    harness.engine.most_drafts = 2
+    asked = Asked("a", [11, 12, 13, 11, 12, 13], scramble(3), max_tokens=60)
+    harness.engine.add(asked)
+    harness.finish()
+    tally = harness.of(asked).tally
+    assert tally.num_judged_tokens == asked.num_verified > asked.num_accepted
+    assert tally.num_accepted_tokens == asked.num_accepted
+
+
+def test_where_it_is_not_known_whose_drafts_were_cut_nobody_looks_better_for_it() -> None:
+    policy = Watching()
+    harness = Harness(policy)
+    cut = Asked("cut", [1, 2, 3, 4, 1], cycle(1, 2, 3, 4), max_tokens=60, most_drafts=0)
+    broken = lambda text: (cycle(11, 12, 13) if len(text) % 3 else scramble(3))(text)  # noqa: E731
+    other = Asked("other", [11, 12, 13, 11, 12, 13], broken, max_tokens=200)
+    harness.engine.add(cut, other)
+    while not cut.is_done:
+        harness.engine.step()
+    served = harness.batch._rows[1]
+    assert served.num_outside > 20
+    assert served.output_tokens == 1 + served.num_outside + served.tally.num_committed_tokens
+    accepted, verified = other.num_accepted, other.num_verified
+    assert served.tally.num_judged_tokens == 0 < accepted < verified
+    harness.finish()
+    assert served.tally.num_accepted_tokens == other.num_accepted - accepted
+    assert served.tally.num_judged_tokens == other.num_verified - verified
+    learned = [each for each in policy.outcomes if each.segment == "s11"]
+    assert sum(each.num_judged_tokens for each in learned) == served.tally.num_judged_tokens
+
+
+def test_drafting_stops_also_where_the_engine_cuts_drafts() -> None:
+    harness = Harness("fixed:ngram:8", max_num_seqs=4)
+    harness.step_seconds = lambda num_tokens: 0.01 * num_tokens
+    harness.engine.most_drafts = 3
+    asked = [Asked(str(i), [1 + i, 20, 21, 20], scramble(i), max_tokens=400) for i in range(4)]
+    harness.engine.add(*asked)
+    harness.engine.run(150)
+    drafted = sum(each.num_drafted for each in asked)
+    harness.finish()
+    assert sum(each.num_drafted for each in asked) == drafted > 100
+    assert max(tokens for tokens, _ in harness.costs.points()) > 8
+    for tokens, seconds in harness.costs.points():
+        assert seconds == pytest.approx(0.01 * tokens, rel=0.02)
+
+
+def test_drafts_are_no_longer_than_the_engine_wants_them() -> None:
+    harness = Harness()
+    harness.engine.propose = lambda sampled, lengths, token_ids, slot_mappings: harness.batch.step(
+        sampled, lengths, token_ids, len(slot_mappings["layer.0"]), 2
+    )
+    asked = Asked("a", [1, 2, 3, 4, 1], cycle(1, 2, 3, 4), max_tokens=22)
+    harness.engine.add(asked)
+    harness.finish()
+    tally = harness.of(asked).tally
+    assert tally.acceptance_lengths == {3: 7}
+    assert tally.num_draft_tokens == tally.num_judged_tokens == asked.num_drafted - 2 == 14
+
+
+def test_of_the_last_block_only_what_is_certain_is_output() -> None:
+    """Whatever lies behind an end that is not seen would make drafting look faster than it is."""
+    harness = Harness()
+    silent = Asked("silent", [1, 2, 3, 4, 1], cycle(1, 2, 3, 4), max_tokens=14)
+    ending = Asked("ending", [11, 12, 13, END, 11], cycle(11, 12, 13, END), max_tokens=50)
+    harness.engine.add(silent, ending)
+    harness.finish()
+    served = harness.of(silent)
+    assert served.output_tokens == 1 + 5 + 5 + 5
+    assert served.num_sure_tokens == 1 + 5 + 5 + 1 <= len(silent.output)
+    assert harness.of(ending).num_sure_tokens == harness.of(ending).output_tokens == len(ending.output)
+
+
+def test_the_last_requests_end_while_the_engine_rests() -> None:
+    harness = Harness()
+    asked = [Asked(str(i), [30 + i, 1, 2, 3, 4, 1], cycle(1, 2, 3, 4), max_tokens=20 + i) for i in range(3)]
+    harness.engine.add(*asked)
+    harness.engine.run()
+    last = harness.now
+    harness.now += REST_SECONDS / 2.0  # it may be a step
+    harness.batch.sweep()
+    assert len(harness.ended) < 3
+    harness.now += REST_SECONDS
+    harness.batch.sweep()
+    assert len(harness.ended) == 3
+    assert max(each.last_seen for each in harness.ended) <= last
+    again = Asked("again", [40, 1, 2, 3, 4, 1], cycle(1, 2, 3, 4), max_tokens=20)
+    harness.engine.add(again)
+    harness.finish()
+    assert len(harness.ended) == 4
+    assert harness.of(again).tally.num_accepted_tokens == again.num_accepted
+
+
+def test_rest_is_no_part_of_a_request_that_was_only_followed() -> None:
+    harness = Harness(Fixed(), max_num_seqs=2)
+    asked = [Asked(str(i), [30 + i, 1, 2, 3, 4, 1], cycle(1, 2, 3, 4), max_tokens=200) for i in range(4)]
+    harness.engine.add(*asked[:2])
+    harness.engine.run()
+    first = harness.now
+    harness.now += 3600.0
+    harness.engine.add(*asked[2:])
+    harness.engine.run()
+    second = harness.now
+    harness.now += 3600.0
+    assert harness.batch._quiet is not None
+    harness.batch.close()
+    assert sorted(each.last_seen for each in harness.ended) == [first, first, second, second]
+    assert all(each.tally.blocks == 199 for each in harness.ended)
+
+
+class FailingNow(Watching):
+    """Fails at some of its choices."""
+
+    def __init__(self, *numbers: int) -> None:
+        super().__init__()
+        self.numbers, self.calls = numbers, 0
+
+    def choose(self, context: BlockContext) -> Action:
+        self.calls += 1
+        if self.calls in self.numbers:
+            raise RuntimeError("planted")
+        return super().choose(context)
+
+
+def test_a_step_that_fails_splits_no_request() -> None:
+    """It has committed tokens all the same: they belong to no block, and to the request that they are of."""
+    harness = Harness(FailingNow(9, 10, 20))
+
+    def propose(*args: Any, **named: Any) -> list[list[int]]:
+        try:
+            return harness.propose(*args, **named)
+        except RuntimeError:
+            harness.batch.forget()
+            return [[] for _ in args[0]]
+
+    harness.engine.propose = propose
+    asked = [Asked(str(i), [30 + i, 1, 2, 3, 4, 1], cycle(1, 2, 3, 4), max_tokens=60 + i) for i in range(3)]
+    harness.engine.add(*asked)
+    harness.finish()
+    assert len(harness.ended) == 3
+    for each in asked:
+        served = harness.of(each)
+        assert served.request.prompt_tokens == 6
+        assert served.answer[: len(each.output)] == each.output
+        assert served.output_tokens == 1 + served.num_outside + served.tally.num_committed_tokens
+        assert served.tally.num_accepted_tokens == each.num_accepted
+    assert sum(each.num_outside for each in harness.ended) > 0
+
+
+def test_drafts_that_follow_plain_steps_may_reach_the_end_too() -> None:
+    """The longest request drafts again just before vLLM asks for no more: the other one is not split by that."""
+    harness = Harness("fixed:ngram:8")
+    harness.batch._limits = Limits(num_speculative_tokens=8, max_model_len=64, end_tokens=frozenset({END}))
+    harness.engine.asks_below = 64
+    harness.batch._switch.is_on = lambda num_requests: harness.engine.calls >= 11  # type: ignore[method-assign]
+    near = Asked("near", [1] + [1, 2, 3, 4] * 10, cycle(1, 2, 3, 4), max_tokens=20)
+    other = Asked("other", [30, 1, 2, 3, 4, 1], cycle(1, 2, 3, 4), max_tokens=40)
+    harness.engine.add(near, other)
+    harness.finish()
+    assert near.num_drafted == 8
+    assert len(harness.ended) == 2
+    assert harness.of(other).answer[:40] == other.output
+
+
+def test_tokens_behind_an_end_are_no_gain() -> None:
+    harness = Harness()
+    seen: list[int] = []
+    harness.batch._switch.observe = (  # type: ignore[method-assign]
+        lambda num_requests, num_tokens, seconds, *, was_on: seen.append(num_tokens)
+    )
+    asked = Asked("a", [11, 12, 13, END, 11], cycle(11, 12, 13, END), max_tokens=50)
+    harness.engine.add(asked)
+    harness.finish()
+    assert asked.num_accepted == 4  # the end is the second of them
+    assert sum(seen) == len(asked.output) - 1 == 2
+    tally = harness.of(asked).tally
+    assert tally.acceptance_lengths == {2: 1}
+    assert tally.num_accepted_tokens == tally.num_judged_tokens == 2
+
+
+def test_alone_each_segment_is_judged_by_itself() -> None:
+    """Drafts of one kind of request lose, those of another gain, and they come by turns."""
+    harness = Harness("fixed:ngram:8", max_num_seqs=1)
+    harness.step_seconds = lambda num_tokens: 0.02 + 0.004 * num_tokens
+    asked = []
+    for number in range(4):
+        asked.append(Asked(f"loses {number}", [100, 20, 21, 20, 10 + number], scramble(number), max_tokens=200))
+        asked.append(Asked(f"gains {number}", [101, 1, 2, 3, 4, 1, number], cycle(1, 2, 3, 4), max_tokens=100))
+    harness.engine.add(*asked)
+    harness.finish()
+    assert all(each.num_accepted > 50 for each in asked[1::2])
+    assert asked[0].num_drafted > 100
+    assert asked[2].num_drafted == 0

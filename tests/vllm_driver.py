@@ -28,9 +28,11 @@ class Asked:
     next_token: Callable[[list[int]], int]
     max_tokens: int = 24
     ignores_end: bool = False
+    most_drafts: int = 10_000  # of a step, that its grammar lets through
     output: list[int] = field(default_factory=list)
     drafts: list[int] = field(default_factory=list)  # to be verified in the next step
     num_read: int = 0  # tokens of the text that the engine has read
+    is_reading: bool = True  # its prompt, or its whole text after a preemption
     num_drafted: int = 0
     num_verified: int = 0
     num_accepted: int = 0
@@ -72,7 +74,7 @@ class Engine:
     def preempt(self, request: Asked) -> None:
         """It leaves its row, and waits with all of its text."""
         self._remove(request)
-        request.drafts, request.num_read = [], 0
+        request.drafts, request.num_read, request.is_reading = [], 0, True
         self.waiting.insert(0, request)
 
     def swap(self, first: int, second: int) -> None:
@@ -88,6 +90,8 @@ class Engine:
             self._remove(request)
         while self.waiting and len(self.rows) < self.max_num_seqs:
             self.rows.append(self.waiting.pop(0))
+        if not self.rows:
+            return  # vLLM asks for nothing then
         sampled = [self._advance(each) for each in self.rows]
         for row, each in enumerate(self.rows):
             text = [*each.text]
@@ -116,15 +120,16 @@ class Engine:
         if each is self.rows[0]:
             self._num_tokens = 0
         missing = len(each.text) - each.num_read
-        if missing > 1 or not each.output:
+        if each.is_reading:
             num = min(self.chunk, missing)
             self._num_tokens += num
             each.num_read += num
             if each.num_read < len(each.text):
                 return []
+            each.is_reading = False
             drafts: list[int] = []
         else:
-            drafts = each.drafts[: self.most_drafts]
+            drafts = each.drafts[: min(self.most_drafts, each.most_drafts)]
             self._num_tokens += 1 + len(drafts)
             each.num_steps += 1
         committed: list[int] = []

@@ -89,7 +89,7 @@ def check_counts(record: RequestRecord) -> None:
     assert record.num_draft_tokens >= record.num_judged_tokens >= record.num_accepted_tokens >= 0
     assert record.blocks == sum(record.acceptance_lengths.values()) == sum(record.actions.values())
     outside = int(record.notes.split()[0]) if record.notes else 0
-    assert 1 + outside + record.block_tokens == record.output_tokens
+    assert 0 <= 1 + outside + record.block_tokens - record.output_tokens <= 8  # the last block, where no end is seen
     assert record.deployment is not None
     assert record.deployment.device.startswith("vllm: cpu")
     assert record.deployment.versions["vllm"]
@@ -111,9 +111,9 @@ def test_greedy_answers_are_those_without_speculation_and_sampled_ones_are_accep
     treated = [record for record in records if not record.is_control]
     assert sum(record.num_accepted_tokens for record in treated) > 0.1 * sum(r.num_judged_tokens for r in treated)
     lengths = sorted(len(answer) for answers in ran.answers for answer in answers)
-    beyond = [long - short for long, short in zip(sorted(r.output_tokens for r in records), lengths, strict=True)]
-    assert min(beyond) >= 0  # the cut at max_tokens is not seen
-    assert max(beyond) <= 8
+    missing = [long - short for long, short in zip(lengths, sorted(r.output_tokens for r in records), strict=True)]
+    assert min(missing) >= 0  # the cut at max_tokens is not seen: of the last block one token is certain
+    assert max(missing) <= 8
     ours = {
         name: sum(getattr(record, name) for record in records) for name in ("num_draft_tokens", "num_accepted_tokens")
     }

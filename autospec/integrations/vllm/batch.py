@@ -16,16 +16,18 @@ from autospec.drafts.base import DraftRequest, DraftSource, Proposal
 from autospec.errors import ConfigurationError
 from autospec.integrations.vllm.quiet import Quiet
 from autospec.integrations.vllm.rows import History, Tokens, match
-from autospec.integrations.vllm.served import MAX_OFFER, Block, Served, Unsettled, plain
+from autospec.integrations.vllm.served import MAX_OFFER, Block, Served, Step, Unsettled, plain
 from autospec.integrations.vllm.switch import Switch
 from autospec.types import NONE, Action, BlockContext, Offer, RequestContext
 
 AWAY_SECONDS = 10.0
 """A request in no row for so long has ended; until then it may have been preempted."""
 MOST_AWAY = 4096
+REST_SECONDS = 60.0
+"""Without a call for so long the engine has nothing to answer, and what was in its rows has ended: no step takes it."""
 _SHARE_KEPT = 0.95
 _CONTROL = Action(reason="control")
-_CROWDED = Action(reason="off: the batch is too large")
+_LOSING = Action(reason="off: it loses at this batch size, or plain steps are measured")
 _ENDED = Action(reason="off: it has ended")
 _NO_ROOM = Action(reason="off: no room")
 
@@ -78,11 +80,12 @@ class Batch:
         self._clock = clock
         self._random = random.Random()
         self._switch = Switch()
-        self._rows: list[Served | None] = []
+        self._rows: list[Served] = []
         self._away: dict[str, tuple[Served, float]] = {}
         self._returned: float | None = None  # when the last call did
         self._spent = 0.0  # seconds of that call
         self._is_near_the_end = False  # vLLM then asks for no drafts, of any request
+        self._kind: tuple[int, str | None] = (1, None)  # of the batch, for the switch
         self._was_on = True
         self._quiet: Quiet | None = None
         self._drafting_share = 1.0
@@ -93,6 +96,7 @@ class Batch:
         lengths: NDArray[np.int32],
         token_ids: Tokens,
         num_step_tokens: int | None = None,
+        most: int | None = None,
     ) -> list[list[int]]:
         """Drafts for each row, none where none pay.
 
@@ -101,18 +105,19 @@ class Batch:
             lengths: [at least rows], tokens of each row, those included.
             token_ids: [at least rows, longest].
             num_step_tokens: that the step ran over, as far as that is known.
+            most: draft tokens of a request, where the engine wants fewer than usual.
         """
         now = self._clock()
         step_seconds = 0.0 if self._returned is None else now - self._returned
         if self._quiet is not None:
-            if self._quiet.takes(sampled, lengths, token_ids, step_seconds, self._limits.end_tokens):
+            if self._quiet.takes(sampled, lengths, token_ids, step_seconds, self._limits.end_tokens, now):
                 self._learn_step(len(sampled), len(sampled), step_seconds)
-                self._was_on = self._switch.is_on(self._costs.num_requests)
+                self._was_on = self._switch.is_on(self._kind)
                 if not self._was_on:
                     return self._return([[] for _ in sampled], now)
-                self._count_quiet(now)
-                return self._return(self._propose(self._here(), [1] * len(sampled)), now)
-            self._count_quiet(now)
+                self._count_quiet()
+                return self._return(self._propose([1] * len(sampled), most), now)
+            self._count_quiet()
         counts = [len(tokens) for tokens in sampled]
         before = [length - count for length, count in zip(lengths[: len(counts)].tolist(), counts, strict=True)]
         matched = match(
@@ -125,67 +130,74 @@ class Batch:
         )
         served = [each or self._new(token_ids[row, : before[row]]) for row, each in enumerate(matched.found)]
         self._leave(matched.gone, served, now)
+        self._rows = served
         for row, num_missed in enumerate(matched.num_missed):
             if num_missed:
-                served[row].catch_up(token_ids[row, before[row] - num_missed : before[row]])
-        self._judge(served, sampled, matched.is_sure, step_seconds, num_step_tokens, now)
-        self._was_on = self._is_next_on(served)
-        drafts = self._propose(served, counts)
-        self._rows = list(served)
-        longest = max((len(each.history) + len(each.block.tokens if each.block else ()) for each in served), default=0)
-        self._is_near_the_end = longest + self._limits.num_speculative_tokens > self._limits.max_model_len
+                served[row].catch_up(token_ids[row, before[row] - num_missed : before[row]], now)
+        self._judge(sampled, matched.is_sure, step_seconds, num_step_tokens, now)
+        self._was_on = self._is_next_on()
+        drafts = self._propose(counts, most)
         is_plain = all(counts) and not any(each.unsettled for each in served)
         self._quiet = Quiet(lengths[: len(counts)], token_ids) if is_plain and not self._was_on and served else None
         return self._return(drafts, now)
 
     def sweep(self) -> None:
-        """End requests that have been away for long."""
+        """End requests that have been away for long, and all of them once the engine rests."""
         now = self._clock()
+        if self._returned is not None and now - self._returned > REST_SECONDS:
+            self._end_rows()
         for served, since in list(self._away.values()):
             if now - since > AWAY_SECONDS or len(self._away) > MOST_AWAY:
                 self._end(served)
 
     def close(self) -> None:
         """End all requests."""
-        self._count_quiet(self._clock())
-        for served in [*self._here(), *(each for each, _ in self._away.values())]:
+        self._end_rows()
+        for served, _ in list(self._away.values()):
             self._end(served)
-        self._rows = []
 
     def forget(self) -> None:
-        """Begin anew with whatever is in the rows: nothing that is pending can be judged."""
-        self._rows, self._away, self._returned, self._quiet = [], {}, None, None
+        """A step has failed: nothing that is pending can be judged. Requests go on, and are caught up with."""
+        for served in self._rows:
+            served.block = None
+        self._returned = self._quiet = None
+        self._is_near_the_end = True
 
-    def _here(self) -> list[Served]:
-        return [each for each in self._rows if each is not None]
+    def _end_rows(self) -> None:
+        self._count_quiet()
+        rows, self._rows, self._returned = self._rows, [], None
+        for served in rows:
+            self._end(served)
 
     def _return(self, drafts: list[list[int]], now: float) -> list[list[int]]:
         self._returned = self._clock()
         self._spent = self._returned - now
         return drafts
 
-    def _is_next_on(self, served: Sequence[Served]) -> bool:
+    def _is_next_on(self) -> bool:
         """May the next step have drafts?"""
-        num_requests = sum(each.unsettled is None for each in served)
-        self._costs.serve(num_requests, self._drafting_share)
-        return num_requests > 0 and self._switch.is_on(self._costs.num_requests)
+        going_on = [each for each in self._rows if each.unsettled is None]
+        if not going_on:
+            return False
+        self._costs.serve(len(going_on), self._drafting_share)
+        segment = going_on[0].request.segment if len(going_on) == 1 else None  # what one loses, the next may gain
+        self._kind = self._costs.num_requests, segment
+        return self._switch.is_on(self._kind)
 
-    def _learn_step(self, verified: int, num_tokens: int, step_seconds: float) -> None:
-        self._costs.observe(verified, step_seconds)
+    def _learn_step(self, num_verified: int, num_committed: int, step_seconds: float) -> None:
+        self._costs.observe(num_verified, step_seconds)
         seconds = step_seconds + self._spent
-        self._switch.observe(self._costs.num_requests, num_tokens, seconds, was_on=self._was_on)
+        self._switch.observe(self._kind, num_committed, seconds, was_on=self._was_on)
 
-    def _count_quiet(self, now: float) -> None:
+    def _count_quiet(self) -> None:
         """Count the steps that were only followed."""
         quiet, self._quiet = self._quiet, None
-        if quiet is not None:
-            longest = quiet.most_tokens + self._limits.num_speculative_tokens
-            self._is_near_the_end = longest > self._limits.max_model_len
-        if quiet is None or not quiet.num_steps:
+        if quiet is None:
             return
-        for row, served in enumerate(self._here()):
-            served.rest(_CONTROL if served.is_control else _CROWDED, quiet.tokens(row), quiet.seconds)
-            served.last_seen = now
+        self._is_near_the_end = quiet.most_tokens + self._limits.num_speculative_tokens > self._limits.max_model_len
+        if quiet.num_steps:
+            for served, tokens in zip(self._rows, quiet.by_row(), strict=True):
+                served.rest(_CONTROL if served.is_control else _LOSING, tokens, quiet.seconds, quiet.last_seen)
 
     def _new(self, prompt: Tokens) -> Served:
         tokens = History(prompt)
@@ -218,21 +230,14 @@ class Batch:
 
     def _end(self, served: Served) -> None:
         self._away.pop(served.id, None)
-        if served.unsettled is not None:
-            last, served.unsettled = served.unsettled, None
-            end = next(i for i, token in enumerate(last.tokens) if token in self._limits.end_tokens)
-            behind = len(last.tokens) - end - 1
-            served.history.cut(behind)
-            if last.block is None:
-                served.num_outside -= behind
-            else:
-                self._settle(served, last.block, last.tokens[: end + 1], last.seconds, is_finished=True)
+        last = served.end()
+        if last is not None and last.block is not None:
+            self._settle(served, last.block, last.tokens[: last.num_kept], last.step, is_finished=True)
         if served.output_tokens:
             self._finish(served)
 
     def _judge(
         self,
-        served: Sequence[Served],
         sampled: Sequence[Sequence[int]],
         is_sure: Sequence[bool],
         step_seconds: float,
@@ -240,98 +245,95 @@ class Batch:
         now: float,
     ) -> None:
         """Read off what the step committed, and learn from it."""
-        blocks = [each.block for each in served]
-        verified = sum(len(block.tokens) + 1 for block in blocks if block)
+        blocks = [each.block for each in self._rows]
+        num_drafts = [len(block.tokens) for block in blocks if block]
+        num_verified = sum(num_drafts) + len(num_drafts)
         is_pure = bool(blocks) and all(blocks) and all(sampled)  # no prompt is read in it
-        is_trimmed = is_pure and num_step_tokens is not None and num_step_tokens < verified
+        num_committed = sum(map(len, sampled))
+        num_cut = 0
+        if (
+            is_pure and num_step_tokens is not None and num_step_tokens >= num_committed
+        ):  # else it counts something else
+            num_cut = max(0, num_verified - num_step_tokens)
+            num_verified -= num_cut
         ratio = 1.0
-        if is_pure and not is_trimmed and step_seconds > 0.0:
-            ratio = min(max(step_seconds / self._costs.step_seconds(verified), 1.0 / STALL), STALL)
-            self._learn_step(verified, sum(map(len, sampled)), step_seconds)
-        for each, tokens, sure in zip(served, sampled, is_sure, strict=True):
+        if is_pure and step_seconds > 0.0:
+            ratio = min(max(step_seconds / self._costs.step_seconds(num_verified), 1.0 / STALL), STALL)
+        is_cut_known = not num_cut or sum(map(bool, num_drafts)) == 1
+        step = Step(step_seconds, ratio, num_cut, is_cut_known)
+        for each, tokens, sure in zip(self._rows, sampled, is_sure, strict=True):
             block, each.block = each.block, None
+            if block is not None and not is_cut_known and 0 < len(block.tokens) <= num_cut:
+                block = None  # none of it may have been verified: what was refused would not be told from what was cut
             if tokens:
-                self._commit(each, block if sure else None, tokens, step_seconds, ratio, is_trimmed, now)
+                self._commit(each, block if sure else None, tokens, step, now)
+        if is_pure and step_seconds > 0.0:
+            behind = sum(len(each.unsettled.tokens) - each.unsettled.num_kept for each in self._rows if each.unsettled)
+            self._learn_step(num_verified, num_committed - behind, step_seconds)
 
-    def _commit(
-        self,
-        served: Served,
-        block: Block | None,
-        tokens: Sequence[int],
-        step_seconds: float,
-        ratio: float,
-        is_trimmed: bool,
-        now: float,
-    ) -> None:
+    def _commit(self, served: Served, block: Block | None, tokens: Sequence[int], step: Step, now: float) -> None:
         if served.unsettled is not None:  # it went on after what would have been its end
             late, served.unsettled, served.ignores_end = served.unsettled, None, True
             if late.block is not None:
-                self._settle(served, late.block, late.tokens, late.seconds)
-        if served.started_at is None:
-            served.begin(now)
-        elif block is None:
-            served.num_outside += len(tokens)
-        served.last_seen = now
-        served.history.append(tokens)
-        if not served.ignores_end and not self._limits.end_tokens.isdisjoint(tokens):
-            served.unsettled = Unsettled(block, list(tokens), step_seconds)
+                self._settle(served, late.block, late.tokens, late.step)
+        served.commit(tokens, now)
+        ends = self._limits.end_tokens
+        if not served.ignores_end and not ends.isdisjoint(tokens):
+            num_kept = next(i for i, token in enumerate(tokens, 1) if token in ends)
+            served.unsettled = Unsettled(block, list(tokens), num_kept, step)
         elif block is not None:
-            self._settle(served, block, tokens, step_seconds, ratio=ratio, is_trimmed=is_trimmed)
+            self._settle(served, block, tokens, step)
 
     def _settle(
-        self,
-        served: Served,
-        block: Block,
-        tokens: Sequence[int],
-        seconds: float,
-        *,
-        ratio: float = 1.0,
-        is_trimmed: bool = False,
-        is_finished: bool = False,
+        self, served: Served, block: Block, tokens: Sequence[int], step: Step, *, is_finished: bool = False
     ) -> None:
         """Count a block, and let the policy learn from it.
 
         The seconds that a policy learns are those that the block would have taken had all requests done alike: whatever
-        others drafted is not this block's doing.
+        others drafted is not this block's doing. Where it is not known whose drafts were cut, it learns nothing: what
+        was refused would be missing, and what was accepted not.
         """
-        outcome = served.settle(block, tokens, seconds, is_trimmed=is_trimmed, is_finished=is_finished)
+        outcome = served.settle(block, tokens, step, is_finished=is_finished)
         if outcome is None:
-            served.num_outside += len(tokens)
             return
-        served.count(outcome, seconds)
-        if block.is_judged:
-            own = ratio * self._costs.verify_seconds(outcome.num_draft_tokens + 1, outcome.context_tokens)
+        served.tally.add(outcome)
+        if block.is_judged and step.is_cut_known:
+            own = step.ratio * self._costs.verify_seconds(outcome.num_draft_tokens + 1, outcome.context_tokens)
             self._controller.observe(replace(outcome, verify_seconds=own))
 
-    def _propose(self, served: Sequence[Served], counts: Sequence[int]) -> list[list[int]]:
+    def _propose(self, counts: Sequence[int], most: int | None) -> list[list[int]]:
         """The next drafts, after which each request that goes on has a block."""
         drafts: list[list[int]] = []
-        num_asked = num_drafted = 0
-        for each, count in zip(served, counts, strict=True):
+        num_asked = num_drafted = longest = 0
+        for each, count in zip(self._rows, counts, strict=True):
+            tokens: list[int] = []
             if not count:
-                drafts.append([])
-                continue
-            if each.unsettled is not None:
-                each.block = Block(_ENDED, [], is_judged=False)
+                pass  # its prompt is being read
+            elif each.unsettled is not None:
+                each.block = Block(_ENDED, tokens, is_judged=False)
             elif each.is_control:
-                each.block = Block(_CONTROL, [])
+                each.block = Block(_CONTROL, tokens)
             elif not self._was_on:
-                each.block = Block(_CROWDED, [], is_judged=False)
+                each.block = Block(_LOSING, tokens, is_judged=False)
             else:
-                each.block = self._choose(each)
+                each.block = self._choose(each, most)
+                tokens = each.block.tokens
                 self._costs.observe_draft(each.block.draft_seconds)
                 num_asked += 1
-                num_drafted += bool(each.block.tokens)
-            drafts.append(each.block.tokens)
+                num_drafted += bool(tokens)
+            drafts.append(tokens)
+            longest = max(longest, len(each.history) + len(tokens))
+        self._is_near_the_end = longest + self._limits.num_speculative_tokens > self._limits.max_model_len
         if num_asked:
             share = num_drafted / num_asked
             self._drafting_share = _SHARE_KEPT * self._drafting_share + (1.0 - _SHARE_KEPT) * share
         return drafts
 
-    def _choose(self, served: Served) -> Block:
+    def _choose(self, served: Served, most: int | None) -> Block:
         """What the next block of a request is."""
         started = self._clock()
-        room = min(self._limits.num_speculative_tokens, self._limits.max_model_len - len(served.history) - 1)
+        wanted = self._limits.num_speculative_tokens if most is None else most
+        room = min(wanted, self._limits.max_model_len - len(served.history) - 1)
         if room < 1:
             return Block(_NO_ROOM, [])
         proposals: dict[str, Proposal] = {}

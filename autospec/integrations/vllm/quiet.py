@@ -27,8 +27,9 @@ class Quiet:
         self._lengths = lengths.astype(np.int64)
         self._rows = np.arange(len(lengths))[:, None]
         self._tails = self._tails_of(token_ids)
-        self._columns: list[list[int]] = []
+        self._columns: list[Tokens] = []
         self.seconds = 0.0
+        self.last_seen = 0.0  # when the last of these steps was
 
     @property
     def num_steps(self) -> int:
@@ -46,6 +47,7 @@ class Quiet:
         token_ids: Tokens,
         seconds: float,
         ends: Collection[int],
+        now: float,
     ) -> bool:
         """Take in a step, if it is one of these. An end of an answer is not."""
         num_rows = len(self._lengths)
@@ -55,15 +57,17 @@ class Quiet:
         column = [tokens[0] for tokens in sampled]
         if not set(column).isdisjoint(ends) or not np.array_equal(self._tails_of(token_ids), self._tails):
             return False
-        self._columns.append(column)
+        self._columns.append(np.array(column, dtype=np.int32))
         self._lengths += 1
         self._tails = self._tails_of(token_ids)
         self.seconds += seconds
+        self.last_seen = now
         return True
 
-    def tokens(self, row: int) -> list[int]:
-        """That a row got in these steps."""
-        return [column[row] for column in self._columns]
+    def by_row(self) -> list[list[int]]:
+        """[rows], the tokens that each got in these steps."""
+        rows: list[list[int]] = np.stack(self._columns, axis=1).tolist()
+        return rows
 
     def _tails_of(self, token_ids: Tokens) -> Tokens:
         """[rows, 8], the last tokens of each row."""

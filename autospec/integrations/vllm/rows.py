@@ -113,10 +113,10 @@ def match(
     num_missed = [0] * len(found)
     if left:
         _find_moved(found, left, lengths, token_ids)
-        late = _late(found, left, lengths, token_ids, ends)
+        is_gap = not any(each is not None and each in known for each in found)
+        late = _late(found, left, lengths, token_ids, ends) if may_have_missed or is_gap else {}
         # as one: a step without a call is one for all rows, while a conversation that goes on is so in one row alone
-        is_gap = not any(each is not None and each in known for each in found) and len(late) > 1
-        for row, each in late.items() if may_have_missed or is_gap else ():
+        for row, each in late.items() if may_have_missed or len(late) > 1 else ():
             left.remove(each)
             found[row], num_missed[row] = each, lengths[row] - len(each.history)
     has_moved = any(here is not each for here, each in zip_longest(known, found))
@@ -145,8 +145,9 @@ def _late(
     longest_first = sorted(left, key=lambda each: len(each.history), reverse=True)
     for row, length in enumerate(lengths):
         for each in longest_first if found[row] is None else ():
-            between = token_ids[row, len(each.history) - 1 : length].tolist()
-            if each.history.is_within(token_ids[row], length) and not set(between).intersection(ends):
+            if not each.history.is_within(token_ids[row], length):
+                continue
+            if set(ends).isdisjoint(token_ids[row, len(each.history) - 1 : length].tolist()):
                 late[row] = each
                 longest_first.remove(each)
                 break

@@ -31,12 +31,23 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """In which blocks were verified."""
+
+    seconds: float = 0.0
+    ratio: float = 1.0  # to what a step so wide usually takes
+    num_cut: int = 0  # draft tokens that the engine was given and did not verify, of all requests
+    is_cut_known: bool = True  # of which request they are
+
+
+@dataclass(frozen=True, slots=True)
 class Unsettled:
     """A step in which the answer may have ended: the next call tells whether the request goes on."""
 
     block: Block | None  # None: the step read the prompt, or is not judged
     tokens: list[int]
-    seconds: float
+    num_kept: int  # of these, up to the end
+    step: Step
 
 
 class Served:
@@ -69,7 +80,7 @@ class Served:
         self.tally = Tally(is_control=is_control, outcomes=[] if keeps_blocks else None)
         self.block: Block | None = None
         self.unsettled: Unsettled | None = None
-        self.num_outside = 0  # tokens committed after the first one that belong to no block
+        self.num_unsure = 0  # last tokens that were committed, and may lie behind an end that was not seen
         self.ignores_end = False  # it went on after a token that ends answers
         self.started_at: datetime | None = None  # when its first token was seen
         self.first_seen = self.last_seen = 0.0
@@ -79,7 +90,18 @@ class Served:
 
     @property
     def output_tokens(self) -> int:
+        """Committed so far."""
         return len(self.history) - self.request.prompt_tokens
+
+    @property
+    def num_outside(self) -> int:
+        """Tokens committed after the first one that belong to no block."""
+        return max(0, self.output_tokens - 1 - self.tally.num_committed_tokens)
+
+    @property
+    def num_sure_tokens(self) -> int:
+        """Of the output tokens, those that are part of the answer for certain."""
+        return self.output_tokens - self.num_unsure
 
     @property
     def answer(self) -> list[int]:
@@ -90,12 +112,16 @@ class Served:
         """Those not switched off."""
         return tuple(self._sources)
 
-    def begin(self, now: float) -> None:
-        """Its first token is there."""
-        self.started_at, self.first_seen, self.last_seen = datetime.now(UTC), now, now
+    def commit(self, tokens: Sequence[int], now: float) -> None:
+        """Take in what a step committed: in the last one of a request, if no end is seen, only the first is sure."""
+        if self.started_at is None:
+            self.started_at, self.first_seen = datetime.now(UTC), now
+        self.last_seen = now
+        self.history.append(tokens)
+        self.num_unsure = len(tokens) - 1
 
-    def rest(self, action: Action, tokens: Sequence[int], seconds: float) -> None:
-        """Take in plain steps that nobody looked at. Args: tokens: one of each step; seconds: of all of them."""
+    def rest(self, action: Action, tokens: Sequence[int], seconds: float, now: float) -> None:
+        """Take in plain steps that nobody looked at. Args: tokens: one of each; seconds: of all; now: of the last."""
         self.tally.add_plain_step(action, seconds, times=len(tokens))
         if self.tally.outcomes is not None:
             start, each = len(self.history), seconds / len(tokens)
@@ -104,14 +130,20 @@ class Served:
                 for i in range(len(tokens))
             ]
         self.history.append(tokens)
+        self.last_seen, self.num_unsure = now, 0
 
-    def catch_up(self, tokens: Tokens) -> None:
+    def catch_up(self, tokens: Tokens, now: float) -> None:
         """Take in tokens that were committed without a call; what they came from is not known."""
-        if self.unsettled is not None and self.unsettled.block is not None:
-            self.num_outside += len(self.unsettled.tokens)
         self.block = self.unsettled = None
-        self.history.append(tokens.tolist())
-        self.num_outside += len(tokens)
+        self.commit(tokens.tolist(), now)
+
+    def end(self) -> Unsettled | None:
+        """No step follows. Returns: the last step, if the end is in it; nothing behind that is part of the answer."""
+        last, self.unsettled = self.unsettled, None
+        if last is not None:
+            self.history.cut(len(last.tokens) - last.num_kept)
+            self.num_unsure = 0
+        return last
 
     def ask(self, name: str, most: int) -> tuple[Proposal, Offer]:
         """What a source would propose, as a proposal and as policies see it."""
@@ -133,14 +165,13 @@ class Served:
             return Proposal()
 
     def settle(
-        self, block: Block, tokens: Sequence[int], seconds: float, *, is_trimmed: bool, is_finished: bool = False
+        self, block: Block, tokens: Sequence[int], step: Step, *, is_finished: bool = False
     ) -> BlockOutcome | None:
         """What became of a block, its tokens now being part of the history; None where that cannot be told.
 
         Args:
             tokens: that the engine committed.
-            seconds: of the step.
-            is_trimmed: the engine verified fewer tokens than it was given; of whom is not known.
+            step: that it was verified in.
             is_finished: no token follows.
         """
         drafted, accepted = block.tokens, len(tokens) - 1
@@ -149,25 +180,21 @@ class Served:
         if accepted > len(drafted) or list(tokens[:accepted]) != drafted[:accepted]:
             return None
         is_cut = accepted < len(drafted) and len(tokens) > accepted and tokens[accepted] == drafted[accepted]
-        judged = accepted + (accepted < len(drafted) and not (is_cut or is_trimmed or len(tokens) == accepted))
+        is_refused = accepted < len(drafted) - step.num_cut and len(tokens) > accepted and not is_cut
         return BlockOutcome(
             segment=self.request.segment,
             action=block.action,
             context_tokens=len(self.history) - len(tokens),
             num_draft_tokens=len(drafted),
-            num_judged_tokens=judged,
+            num_judged_tokens=accepted + is_refused,
             num_accepted_tokens=accepted,
             num_committed_tokens=len(tokens),
             draft_seconds=block.draft_seconds,
-            verify_seconds=seconds,
+            verify_seconds=step.seconds,
             catch_up_seconds=block.catch_up_seconds,
             request=self.request,
             offers=self._offers.settle(self.history.text, is_finished=is_finished),
         )
-
-    def count(self, outcome: BlockOutcome, seconds: float) -> None:
-        """Add a block to the sums. Args: seconds: that the step took, whoever's doing that was."""
-        self.tally.add(replace(outcome, verify_seconds=seconds))
 
 
 def plain(action: Action) -> Action:
