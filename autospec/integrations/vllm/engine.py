@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -108,6 +108,12 @@ def tokenizer_of(config: Any) -> Any | None:
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(config.model_config.tokenizer)
+
+
+def ending_with(limits: Limits, tokenizer: Any) -> Limits:
+    """The limits, with the end token of the tokenizer, at which vLLM ends answers whatever the configuration says."""
+    end = getattr(tokenizer, "eos_token_id", None)
+    return limits if end is None else replace(limits, end_tokens=limits.end_tokens | {int(end)})
 
 
 def _step_tokens(slot_mappings: Any) -> int | None:

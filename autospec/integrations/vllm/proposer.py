@@ -8,6 +8,7 @@ import multiprocessing.util
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from autospec.drafts.base import DraftRequest
 from autospec.drafts.registry import make_sources
 from autospec.errors import ConfigurationError
 from autospec.integrations.vllm.batch import Batch
-from autospec.integrations.vllm.engine import ShapeError, is_leader, limits_of, read_call, tokenizer_of
+from autospec.integrations.vllm.engine import ShapeError, ending_with, is_leader, limits_of, read_call, tokenizer_of
 from autospec.integrations.vllm.served import Served
 from autospec.integrations.vllm.settings import read_settings
 from autospec.integrations.vllm.telemetry import EngineTelemetry, describe_engine
@@ -58,6 +59,10 @@ class Proposer:
             raise ConfigurationError(
                 f"drafts={others[0]}: in vLLM only retrieval sources draft, as ngram and suffix do"
             )
+        if settings.store is not None:
+            from autospec.telemetry.urls import parse_url  # loads sqlalchemy
+
+            parse_url(settings.store)
         self._segmenter = make_segmenter(settings.segments)
         longest = self._limits.num_speculative_tokens
         lengths = sorted({*(k for k in BLOCK_LENGTHS if k < longest), longest})
@@ -66,8 +71,9 @@ class Proposer:
         self._controller = Controller(self._policy, settings.control_share)
         self._telemetry: EngineTelemetry | None = None
         self._tokenizer: Any = None
-        self._ended: list[Served] = []
+        self._ended: deque[Served] = deque()
         self._lock = threading.RLock()
+        self._recording = threading.RLock()
         self._batch: Batch | None = None
         self._is_closed = False
         self._costs_due = time.monotonic() + COSTS_SECONDS
@@ -100,8 +106,9 @@ class Proposer:
         except Exception as error:  # noqa: BLE001  # drafts are never worth an answer
             self._fail("a step goes without drafts", error)
             self._num_failures += 1
-            if self._batch is not None:
-                self._batch.forget()
+            with self._lock:
+                if self._batch is not None:
+                    self._batch.forget()
         return nothing
 
     def flush(self) -> None:
@@ -145,7 +152,7 @@ class Proposer:
             self._costs.begin_with(self._telemetry.known_steps)
         self._make_draft_request = _draft_requests(int(self._config.model_config.get_vocab_size()))
         self._batch = Batch(
-            self._limits,
+            ending_with(self._limits, self._tokenizer),
             self._sources,
             self._controller,
             self._costs,
@@ -168,8 +175,7 @@ class Proposer:
             self._begin(None)
         if self._batch is None:
             return [[] for _ in call.sampled]
-        drafts = self._batch.step(call.sampled, call.lengths, call.token_ids, call.num_step_tokens)
-        return drafts if call.most is None else [tokens[: call.most] for tokens in drafts]
+        return self._batch.step(call.sampled, call.lengths, call.token_ids, call.num_step_tokens, call.most)
 
     def _segment_of(self, prompt: Sequence[int]) -> str:
         try:
@@ -186,21 +192,26 @@ class Proposer:
             if self._batch is not None and not self._is_closed:
                 self._batch.sweep()
         self._record_ended()
-        if self._telemetry is not None and time.monotonic() >= self._costs_due:
+        if self._telemetry is None:
+            return
+        self._telemetry.tend()
+        if time.monotonic() >= self._costs_due:
             self._costs_due = time.monotonic() + COSTS_SECONDS
             self._telemetry.note_costs(self._costs)
 
     def _record_ended(self) -> None:
-        with self._lock:
-            ended = self._ended.copy()
-            self._ended.clear()
-        for served in ended:
-            for source in self._sources.values():
-                learn = getattr(source, "learn", None)
-                if learn is not None:
-                    learn(served.draft_request, served.answer)
-            if self._telemetry is not None:
-                self._telemetry.record(served)
+        with self._recording:  # whoever closes waits for what the sweeper is at
+            while self._ended:
+                served = self._ended.popleft()
+                try:
+                    if self._telemetry is not None:
+                        self._telemetry.record(served)
+                    for source in self._sources.values():
+                        learn = getattr(source, "learn", None)
+                        if learn is not None:
+                            learn(served.draft_request, served.answer)
+                except Exception as error:  # noqa: BLE001  # one request is no reason to lose the others
+                    self._fail("a request that has ended is not recorded, or not learned from", error)
 
     def _fail(self, what: str, error: Exception) -> None:
         """Say what went wrong: the first time of each kind, with where it did."""
@@ -251,7 +262,7 @@ def _sweep(proposer: weakref.ref[Proposer]) -> None:
         try:
             this._tidy()
         except Exception as error:  # noqa: BLE001  # requests go on, whatever is made of their records
-            this._fail("requests are not recorded", error)
+            this._fail("requests that have ended are looked after again later", error)
         del this
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from autospec.controller import Controller
 from autospec.costs.batches import BatchCosts
 from autospec.deployment import device_name, package_version
-from autospec.errors import StoreError
+from autospec.errors import ConfigurationError, StoreError
 from autospec.fetching import one_line
 from autospec.integrations.vllm.served import Served
 from autospec.observations import TARGET, policy_version
@@ -34,7 +34,7 @@ _log = logging.getLogger("autospec.vllm")
 
 
 class EngineTelemetry:
-    """Records for one engine, kept in memory while its database has never been reached.
+    """Records for one engine, kept in memory as long as its database has never been reached.
 
     Args:
         url: of the store.
@@ -64,10 +64,14 @@ class EngineTelemetry:
         self._policy, self._controller = policy, controller
         self._version = policy_version(policy, made_by=ENGINE)
         self._waiting: deque[RequestRecord] = deque(maxlen=MOST_WAITING)
+        self._num_lost = 0  # of those, the oldest, when there were too many
         self._lock = threading.Lock()
         self._recorder: Recorder | None = None
         self._learned: Learned | None = None
         self._not_before = 0.0
+        self._is_closed = False
+        self._said = ""  # why the store could not be used, last
+        self._noted_steps = 0
         self.known_steps: list[tuple[int, float]] = []  # tokens and seconds, of an engine like this one
         self._open(resume=resume)
 
@@ -75,23 +79,29 @@ class EngineTelemetry:
         """Take in a request that has ended."""
         record = self._record_of(served)
         with self._lock:
-            if self._recorder is None and self._clock() >= self._not_before:
-                self._open(resume=False)  # by now the policy has learned something itself
             if self._recorder is None or self._learned is None:
+                self._num_lost += len(self._waiting) == MOST_WAITING
                 self._waiting.append(record)
-                return
-            self._recorder.record(record)
-            self._learned.after_request(self._deployment)
+            else:
+                self._recorder.record(record)
+                self._learned.after_request(self._deployment)
+
+    def tend(self) -> None:
+        """Try a store again that could not be reached; to be called now and then."""
+        with self._lock:
+            if self._recorder is None and self._waiting and self._clock() >= self._not_before and not self._is_closed:
+                self._open(resume=False)  # by now the policy has learned something itself
 
     def note_costs(self, costs: BatchCosts) -> None:
-        """Keep what steps cost by now."""
-        if self._recorder is None:
-            return
+        """Keep what steps cost by now, if more of them were seen."""
         from datetime import UTC, datetime
 
-        now = datetime.now(UTC)
-        for tokens, seconds in costs.points():
-            self._recorder.note(CalibrationSample(self._deployment, now, TARGET, tokens, 0, seconds))
+        with self._lock:
+            if self._recorder is None or costs.num_steps == self._noted_steps:
+                return
+            self._noted_steps, now = costs.num_steps, datetime.now(UTC)
+            for tokens, seconds in costs.points():
+                self._recorder.note(CalibrationSample(self._deployment, now, TARGET, tokens, 0, seconds))
 
     def flush(self) -> None:
         """Wait until everything recorded so far is in the database, for ten seconds at most."""
@@ -101,32 +111,44 @@ class EngineTelemetry:
     def close(self) -> None:
         """Write what is left, and what was learned."""
         with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            if self._recorder is None and self._waiting:
+                self._open(resume=False)
             if self._learned is not None:
                 self._learned.close()
             if self._recorder is not None:
                 self._recorder.close()
-            elif self._waiting:
-                _log.warning("%d requests are not recorded: the store was never reached", len(self._waiting))
             self._recorder = self._learned = None
+            if num_lost := self._num_lost + len(self._waiting):
+                _log.warning("%d requests are not recorded: the store was not reached in time", num_lost)
 
     def _open(self, *, resume: bool) -> None:
         from autospec.telemetry.calibrations import newest_steps
         from autospec.telemetry.recorder import Recorder  # heavy: loads sqlalchemy
 
+        self._not_before = self._clock() + RETRY_SECONDS
         try:
             recorder = Recorder(self._url)
         except StoreError as error:
-            _log.warning("the store cannot be used, requests are kept in memory: %s", one_line(error))
-            self._not_before = self._clock() + RETRY_SECONDS
+            if one_line(error) != self._said:
+                self._said = one_line(error)
+                _log.warning("the store cannot be used, requests are kept in memory: %s", self._said)
             return
         recorder.note(self._version)
         learned = Learned(self._controller, self._policy, self._version, recorder, self._deployment)
         if resume:
             learned.resume()
-            self.known_steps = newest_steps(recorder.store, TARGET, like=self._deployment)
-        while self._waiting:
-            recorder.record(self._waiting.popleft())
+            try:
+                self.known_steps = newest_steps(recorder.store, TARGET, like=self._deployment)
+            except (StoreError, ConfigurationError) as error:
+                _log.warning("what steps cost other engines could not be read: %s", one_line(error))
         self._recorder, self._learned = recorder, learned
+        if self._waiting:
+            while self._waiting:
+                recorder.record(self._waiting.popleft())
+            learned.after_request(self._deployment)
 
     def _record_of(self, served: Served) -> RequestRecord:
         from autospec.telemetry.traces import pack
@@ -147,7 +169,7 @@ class EngineTelemetry:
             do_sample=True,
             decoding=DECODING,
             prompt_tokens=served.request.prompt_tokens,
-            output_tokens=served.output_tokens,
+            output_tokens=served.num_sure_tokens,
             seconds=tally.phases(served.last_seen - served.first_seen),
             notes="; ".join(notes) or None,
             run=self._run,
