@@ -607,3 +607,85 @@ def test_alone_each_segment_is_judged_by_itself() -> None:
     assert all(each.num_accepted > 50 for each in asked[1::2])
     assert asked[0].num_drafted > 100
     assert asked[2].num_drafted == 0
+
+
+def test_a_failure_loses_no_steps_that_were_only_followed() -> None:
+    harness = Harness(Fixed(), max_num_seqs=2)
+    asked = [Asked(str(i), [30 + i, 1, 2, 3, 4, 1], cycle(1, 2, 3, 4), max_tokens=150) for i in range(2)]
+    harness.engine.add(*asked)
+    harness.engine.run(100)
+    assert harness.batch._quiet is not None
+    assert harness.batch._quiet.num_steps > 20
+    harness.batch.forget()
+    harness.engine.preempt(asked[1])
+    harness.engine.max_num_seqs = 1  # it is away for a step
+    harness.engine.step()
+    harness.engine.max_num_seqs = 2
+    harness.finish()
+    assert len(harness.ended) == 2
+    for each in asked:
+        served = harness.of(each)
+        assert served.answer == each.output
+        assert served.num_outside <= 2
+        assert served.tally.blocks == 149 - served.num_outside
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_happens_what_is_counted_has_happened(seed: int) -> None:
+    """Rows that move, preemption, ends, controls, and steps that fail."""
+    chance = random.Random(seed)
+    policy = chance.choice(["fixed:ngram:8", "fixed:suffix:3", "auto", "goodput"])
+    harness = Harness(policy, control_share=chance.choice([None, 0.3]), max_num_seqs=chance.choice([1, 3, 8]), chunk=50)
+    token_seconds = chance.choice([0.0005, 0.01])
+    harness.step_seconds = lambda num_tokens: (0.02 + token_seconds * num_tokens) * (1.0 + 0.3 * chance.random())
+    fails = seed % 2 == 1
+
+    def propose(*args: Any, **named: Any) -> list[list[int]]:
+        drafts = harness.propose(*args, **named)
+        if not fails or chance.random() > 0.02:
+            return drafts
+        harness.batch.forget()
+        return [[] for _ in args[0]]
+
+    def ending(next_token: Callable[[list[int]], int], at: int) -> Callable[[list[int]], int]:
+        return lambda text: END if len(text) >= at else next_token(text)
+
+    harness.engine.propose = propose
+    asked = []
+    for number in range(20):
+        prompt = [100 + number, *(chance.randrange(10, 50) for _ in range(chance.randrange(3, 30)))]
+        told = cycle(*chance.sample(range(10, 50), 4)) if chance.random() < 0.4 else scramble(number)
+        told = ending(told, len(prompt) + chance.randrange(1, 80)) if chance.random() < 0.4 else told
+        asked.append(Asked(str(number), prompt, told, max_tokens=chance.randrange(1, 150)))
+    later = asked[8:]
+    harness.engine.add(*asked[:8])
+    while later or harness.engine.rows or harness.engine.waiting:
+        harness.engine.step()
+        rows = harness.engine.rows
+        if later and chance.random() < 0.1:
+            harness.engine.add(later.pop())
+        if len(rows) > 2 and chance.random() < 0.1:
+            harness.engine.swap(*chance.sample(range(len(rows)), 2))
+        going_on = [each for each in rows if not each.is_done]
+        if len(going_on) > 1 and chance.random() < 0.03:
+            harness.engine.preempt(chance.choice(going_on))
+            waiting, harness.engine.waiting = harness.engine.waiting, []
+            harness.engine.step()  # vLLM lets nobody in where it has just preempted
+            harness.engine.waiting = waiting
+        harness.batch.sweep()
+    harness.batch.close()
+    assert len(harness.ended) == len(asked)
+    for each in asked:
+        served = harness.of(each)
+        tally = served.tally
+        assert served.answer[: len(each.output)] == each.output
+        assert len(each.output) - 8 <= served.num_sure_tokens
+        assert served.num_sure_tokens <= len(each.output) or END in served.answer
+        assert served.output_tokens == 1 + served.num_outside + tally.num_committed_tokens
+        assert not served.is_control or not each.num_drafted
+        if fails:
+            assert tally.blocks <= each.num_steps
+            assert tally.num_accepted_tokens <= each.num_accepted
+        else:
+            assert tally.blocks == each.num_steps
+            assert tally.num_judged_tokens - tally.num_accepted_tokens <= each.num_verified - each.num_accepted

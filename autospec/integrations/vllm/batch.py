@@ -160,8 +160,9 @@ class Batch:
         """A step has failed: nothing that is pending can be judged. Requests go on, and are caught up with."""
         for served in self._rows:
             served.block = None
-        self._returned = self._quiet = None
-        self._is_near_the_end = True
+        self._returned = None
+        self._count_quiet()
+        self._is_near_the_end = True  # as far as is known
 
     def _end_rows(self) -> None:
         self._count_quiet()

@@ -106,9 +106,7 @@ class Proposer:
         except Exception as error:  # noqa: BLE001  # drafts are never worth an answer
             self._fail("a step goes without drafts", error)
             self._num_failures += 1
-            with self._lock:
-                if self._batch is not None:
-                    self._batch.forget()
+            self._forget()
         return nothing
 
     def flush(self) -> None:
@@ -176,6 +174,14 @@ class Proposer:
         if self._batch is None:
             return [[] for _ in call.sampled]
         return self._batch.step(call.sampled, call.lengths, call.token_ids, call.num_step_tokens, call.most)
+
+    def _forget(self) -> None:
+        try:
+            with self._lock:
+                if self._batch is not None:
+                    self._batch.forget()
+        except Exception as error:  # noqa: BLE001  # it may be what failed before
+            self._fail("plain steps are not counted", error)
 
     def _segment_of(self, prompt: Sequence[int]) -> str:
         try:
