@@ -156,8 +156,8 @@ class EngineTelemetry:
         tally, notes = served.tally, [*served.tally.notes]
         if served.num_outside:
             notes.append(
-                f"{served.num_outside} tokens belong to no block: vLLM asked for no drafts, or the request was "
-                "preempted or could not be told from another"
+                f"{served.num_outside} tokens belong to no block: vLLM asked for no drafts or cut those of several "
+                "requests, a step failed, or the request was preempted or could not be told from another"
             )
         assert served.started_at is not None
         return RequestRecord(
