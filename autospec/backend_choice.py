@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from autospec.backends.backend import EAGER, Backend, prepare
 from autospec.backends.base import CannotPrepareError, Static
 from autospec.backends.packed import NAME as PACKED
-from autospec.backends.packed import PackedLinears, check_packed, linear_layers
+from autospec.backends.packed import PackedLinears, check_packed, linear_layers, why_never
 from autospec.costs.speedups import measure_packed, measure_speedups, remember, remembered
 from autospec.drafts.base import DraftSource
 from autospec.errors import ConfigurationError
@@ -98,8 +98,10 @@ def _asked_for(backend: Backend) -> str:
 
 def _packed_if_faster(target: PreTrainedModel) -> Backend:
     """Eager, with the reason, where packing is not worth its memory."""
+    if why := why_never(target):
+        return Backend(EAGER, f"packing: {why}")
     num_bytes = sum(layer.weight.nbytes for layer in linear_layers(target))
-    if num_bytes < LEAST_PACKED_BYTES:
+    if 0 < num_bytes < LEAST_PACKED_BYTES:
         return Backend(EAGER, "its layers are too small for packing them to matter")
     free = free_bytes()
     if free is not None and num_bytes > MOST_MEMORY_SHARE * free:
