@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
+_CONTROL_GROUP = "/sys/fs/cgroup"
 _CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 
 
@@ -35,6 +38,23 @@ def weight_bytes(modules: Iterable[Any]) -> int:
                 storage = tensor.untyped_storage()
                 storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
+
+
+def free_bytes() -> int | None:
+    """Memory that is free on this machine and, where it says so, left to this process's control group; None: unknown.
+
+    What the system would give up when asked (its caches of files) is not counted.
+    """
+    found: list[int] = []
+    try:
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
+        limit, used = (
+            Path(_CONTROL_GROUP, f"memory.{name}").read_text(encoding="ascii") for name in ("max", "current")
+        )
+        found.append(int(limit) - int(used))
+    except (OSError, ValueError, AttributeError):  # another system, no control group, or one without a limit
+        pass
+    return min(found, default=None)
 
 
 def _walk(roots: Iterable[Any], seen: set[int]) -> int:

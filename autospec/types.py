@@ -131,7 +131,7 @@ class BlockOutcome:
     offers: tuple[OfferOutcome, ...] = ()  # those of this block and earlier ones whose fate became known with it
     confidences: tuple[tuple[float, float], ...] = ()  # margin and entropy of q at each position that a stop looked at
     num_padding_tokens: int = 0  # verified besides, since a wider forward is cheaper on this device
-    is_prepared: bool = False  # verified by a forward of fixed shape
+    is_prepared: bool = False  # verified by a prepared forward
 
     @property
     def output_tokens(self) -> int:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from autospec.backends.base import CannotPrepareError, Static
 from autospec.backends.fitness import Identity, why_never, why_not_now
 from autospec.backends.making import capacities_for, make_runner
+from autospec.backends.packed import PackedLinears
 from autospec.backends.static_model import StaticModel
 from autospec.fetching import one_line
 from autospec.forks import renew_after_fork
@@ -27,6 +28,7 @@ class Lease:
     Args:
         target, drafts: as of `Backend`; without a target everything is decoded eagerly.
         why_not: why the request is decoded eagerly, where there is something to say.
+        is_packed: the target's linear layers multiply by their packed weights.
     """
 
     def __init__(
@@ -34,8 +36,11 @@ class Lease:
         target: StaticModel | None = None,
         drafts: Mapping[int, StaticModel] | None = None,
         why_not: str | None = None,
+        *,
+        is_packed: bool = False,
     ) -> None:
         self.target = target
+        self.is_packed = is_packed
         self._drafts = drafts or {}
         self.why_not = why_not
 
@@ -53,6 +58,7 @@ class Backend:
         target, drafts: prepared models, drafts by `id` of the model; none when eager.
         speedups: seconds of an eager forward over those of a prepared one, by width, where they were measured.
         failures: what was not prepared, and why.
+        packed: the model whose linear layers were packed, and these; instead of prepared models.
     """
 
     def __init__(
@@ -64,16 +70,23 @@ class Backend:
         drafts: Mapping[int, StaticModel] | None = None,
         speedups: Mapping[int, float] | None = None,
         failures: Iterable[str] = (),
+        packed: tuple[PreTrainedModel, PackedLinears] | None = None,
     ) -> None:
         self.name = name
         self.reason = reason
         self.target = target
+        self.packed = packed
         self.drafts = dict(drafts or {})
         self.speedups = dict(speedups or {})
         self.failures = tuple(failures)
         self._identities = [Identity(each.model) for each in self.models]
         self._lock = threading.Lock()
         renew_after_fork(self)
+
+    @property
+    def is_eager(self) -> bool:
+        """Do forwards run as the model runs them?"""
+        return self.target is None and self.packed is None
 
     @property
     def models(self) -> list[StaticModel]:
@@ -92,22 +105,31 @@ class Backend:
     @property
     def shapes(self) -> dict[str, Any]:
         """What was prepared, in plain JSON values."""
+        if self.packed is not None:
+            return {"runner": self.name}
         return {"runner": self.name, "widths": list(self.widths), "capacities": list(self.capacities)}
 
     @property
     def captures(self) -> int:
-        """Forwards prepared so far: all at start-up, so that it does not grow in service."""
-        return sum(each.runner.num_captures for each in self.models)
+        """Forwards prepared, or layers packed, so far: at start-up, so that it does not grow while weights stay."""
+        packed = 0 if self.packed is None else self.packed[1].num_captures
+        return packed + sum(each.runner.num_captures for each in self.models)
 
     @property
     def memory_bytes(self) -> int:
         """Held beside the models' weights."""
-        return sum(each.memory_bytes for each in self.models)
+        packed = 0 if self.packed is None else self.packed[1].memory_bytes
+        return packed + sum(each.memory_bytes for each in self.models)
 
     @contextmanager
     def lease(self) -> Iterator[Lease]:
         """For one request: the prepared models, where they are free and still what they were."""
         target, drafts, models, lock = self.target, self.drafts, self.models, self._lock
+        if self.packed is not None:
+            model, layers = self.packed
+            with layers.lease(model) as why_not:
+                yield Lease(why_not=why_not, is_packed=why_not is None)
+            return
         if target is None:
             yield Lease()
             return
@@ -127,16 +149,16 @@ class Backend:
 
     def close(self) -> None:
         """Let go of what was prepared; a request that uses it goes on."""
-        self.target, self.drafts, self._identities = None, {}, []
+        self.target, self.packed, self.drafts, self._identities = None, None, {}, []
 
     def __str__(self) -> str:
-        if self.target is None:
+        if self.is_eager:
             return f"{self.name} ({self.reason})"
         speedups = ", ".join(f"{width} tokens {ratio:.2f}x" for width, ratio in sorted(self.speedups.items()))
+        shapes = f"widths {' '.join(map(str, self.widths))}, capacities {' '.join(map(str, self.capacities))}"
         parts = [
             self.reason,
-            f"{self.captures} forwards: widths {' '.join(map(str, self.widths))}, "
-            f"capacities {' '.join(map(str, self.capacities))}",
+            f"{self.captures} layers" if self.packed is not None else f"{self.captures} forwards: {shapes}",
             f"{self.memory_bytes / 1e6:.0f} MB",
             *([speedups] if speedups else []),
             *self.failures,

@@ -23,11 +23,11 @@ target_option = click.option(
 )
 backend_option = click.option(
     "--backend",
-    type=click.Choice(["auto", "eager", "compile"]),
+    type=click.Choice(["auto", "eager", "packed", "compile"]),
     default="auto",
     show_default=True,
     show_envvar=True,
-    help="How forwards run: as the model runs them, or prepared in a few shapes (on a CPU that takes minutes).",
+    help="How forwards run: as the model runs them, with packed layers (CPU), or compiled (CPU: for minutes).",
 )
 block_lengths_option = click.option(
     "--block-lengths", default="1,2,4,8,16", show_default=True, show_envvar=True, help="Comma-separated, each >= 1."

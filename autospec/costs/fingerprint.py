@@ -43,7 +43,7 @@ def describe(
         "transformers": transformers.__version__,
         "target": _model(target),
         "sources": {name: _settings(source) for name, source in sorted(sources.items())},
-        **({} if backend is None or backend.target is None else {"backend": backend.shapes}),
+        **({} if backend is None or backend.is_eager else {"backend": backend.shapes}),
     }
 
 

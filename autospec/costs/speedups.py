@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autospec.backends.base import Static
-from autospec.caches import append, drop_last
+from autospec.backends.base import CannotPrepareError, Static
+from autospec.caches import append, context_window, drop_last
 from autospec.costs.cache import costs_folder, write_whole
 from autospec.costs.fingerprint import describe, digest
 from autospec.costs.probes import SHORT, filled_cache, now, some_tokens
@@ -21,10 +21,13 @@ from autospec.fetching import one_line
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from autospec.backends.packed import PackedLinears
     from autospec.backends.static_model import StaticModel
 
 FORMAT = 1
 REPEATS = 7
+PACKED_WIDTH = 9
+"""Tokens of a block of the usual length."""
 
 _log = logging.getLogger("autospec")
 
@@ -37,34 +40,74 @@ def measure_speedups(static: StaticModel, *, repeats: int = REPEATS) -> dict[int
         static: prepared.
         repeats: timings of each; their medians are compared.
     """
-    model, widest = static.model, static.widths[-1]
+    widest = static.widths[-1]
     context = min(SHORT, static.capacities[-1] - widest)
-    tokens = some_tokens(model, context + widest)
-    cache = filled_cache(model, tokens[:, :context])
-    seconds: dict[tuple[str, int], list[float]] = {}
+    eager = _Eager(static.model, context, widest)
+
+    def prepared(width: int) -> float:
+        static.pretend(context)
+        started = now(static.model.device)
+        static.run(eager.following[:, :width])
+        taken = now(static.model.device) - started
+        static.crop(width)
+        return taken
+
+    try:
+        return _compare((1, widest), eager, prepared, repeats)
+    finally:
+        static.clear()
+
+
+@torch.no_grad()
+def measure_packed(model: PreTrainedModel, layers: PackedLinears, *, repeats: int = REPEATS) -> dict[int, float]:
+    """The same of packed linear layers, for a plain step and a block of `PACKED_WIDTH`.
+
+    Raises:
+        CannotPrepareError: they cannot be used now.
+    """
+    window = context_window(model) or SHORT + PACKED_WIDTH
+    eager = _Eager(model, max(1, min(SHORT, window - PACKED_WIDTH)), PACKED_WIDTH)
+
+    def packed(width: int) -> float:
+        with layers.lease(model) as why:
+            if why:
+                raise CannotPrepareError(why)
+            return eager(width)
+
+    return _compare((1, PACKED_WIDTH), eager, packed, repeats)
+
+
+class _Eager:
+    """Seconds of a model's own forwards after a context of so many tokens, taken back each time."""
+
+    def __init__(self, model: PreTrainedModel, context: int, widest: int) -> None:
+        tokens = some_tokens(model, context + widest)
+        self.following = tokens[:, context:]  # [1, widest]
+        self._model = model
+        self._cache = filled_cache(model, tokens[:, :context])
+
+    def __call__(self, width: int) -> float:
+        started = now(self._model.device)
+        append(self._model, self.following[:, :width], self._cache, logits_kept=width)
+        taken = now(self._model.device) - started
+        drop_last(self._cache, width)
+        return taken
+
+
+def _compare(
+    widths: Sequence[int], eager: Callable[[int], float], prepared: Callable[[int], float], repeats: int
+) -> dict[int, float]:
+    seconds: dict[int, list[tuple[float, float]]] = {width: [] for width in widths}
     for repeat in range(repeats + 1):
-        for width in sorted({1, widest}):
-            following = tokens[:, context : context + width]
-            started = now(model.device)
-            append(model, following, cache, logits_kept=width)
-            eager = now(model.device) - started
-            drop_last(cache, width)
-            static.pretend(context)
-            started = now(model.device)
-            static.run(following)
-            prepared = now(model.device) - started
-            static.crop(width)
+        for width, found in seconds.items():
+            pair = (eager(width), prepared(width))
             if repeat:  # not the first calls
-                seconds.setdefault(("eager", width), []).append(eager)
-                seconds.setdefault(("prepared", width), []).append(prepared)
-    static.clear()
-    return {
-        width: median(seconds["eager", width]) / median(seconds["prepared", width]) for width in sorted({1, widest})
-    }
+                found.append(pair)
+    return {width: median(e for e, _ in found) / median(p for _, p in found) for width, found in seconds.items()}
 
 
-def remember(target: PreTrainedModel, settings: Static, speedups: Mapping[int, float]) -> None:
-    """Keep them on disk for `auto`."""
+def remember(target: PreTrainedModel, settings: Static | str, speedups: Mapping[int, float]) -> None:
+    """Keep them on disk for `auto`. Args: settings: of fixed shapes, or the name of a backend without."""
     description = _description(target, settings)
     content = {"format": FORMAT, "fingerprint": description, "speedups": {str(k): v for k, v in speedups.items()}}
     try:
@@ -73,7 +116,7 @@ def remember(target: PreTrainedModel, settings: Static, speedups: Mapping[int, f
         _log.warning("what the backend brings is not kept: %s", one_line(error))
 
 
-def remembered(target: PreTrainedModel, settings: Static) -> dict[int, float] | None:
+def remembered(target: PreTrainedModel, settings: Static | str) -> dict[int, float] | None:
     """What was measured for the same model, device and software; None where nothing was, or it cannot be read."""
     try:
         if not any(costs_folder().glob("backend-*.json")):
@@ -94,7 +137,9 @@ def remembered(target: PreTrainedModel, settings: Static) -> dict[int, float] | 
     return found
 
 
-def _description(target: PreTrainedModel, settings: Static) -> dict[str, Any]:
+def _description(target: PreTrainedModel, settings: Static | str) -> dict[str, Any]:
+    if isinstance(settings, str):
+        return {**describe(target, {}), "backend": {"runner": settings}}
     capacities = None if settings.capacities is None else list(settings.capacities)
     shapes = {"runner": settings.runner, "widths": list(settings.widths), "capacities": capacities}
     return {**describe(target, {}), "backend": shapes}

@@ -103,7 +103,7 @@ class Upkeep:
     @property
     def is_prepared(self) -> bool:
         """Are these the costs of prepared forwards? They say nothing of others, nor others of them."""
-        return self._backend is not None and self._backend.target is not None
+        return self._backend is not None and not self._backend.is_eager
 
 
 class _Watched:

@@ -182,7 +182,7 @@ class Decoder:
             self.output_tokens = answer.num_tokens
             if rule.num_residual_underflows:
                 loop.tally.notes.append(f"{rule.num_residual_underflows} residuals underflowed")
-            loop.tally.is_prepared = lease.target is not None and target.why_eager is None
+            loop.tally.is_prepared = lease.is_packed or (lease.target is not None and target.why_eager is None)
             if why := lease.why_not or target.why_eager:
                 loop.tally.notes.append(f"decoded eagerly: {why}")
         answer.end_stream()
@@ -193,7 +193,9 @@ class Decoder:
         self, model: PreTrainedModel, config: GenerationConfig, model_kwargs: dict[str, Any], lease: Lease
     ) -> TargetSession:
         if lease.target is None:
-            return TargetSession(model, config, model_kwargs)
+            session = TargetSession(model, config, model_kwargs)
+            session.is_prepared = lease.is_packed
+            return session
         return StaticTargetSession(model, config, model_kwargs, lease.target, hands_back=self._hands_back_cache)
 
 

@@ -70,7 +70,7 @@ class Tally(BlockSums):
 
     prefill_seconds: float = 0.0
     is_control: bool = False  # decoded plainly, to measure what speed-up means
-    is_prepared: bool = False  # its forwards after the prompt's ran in fixed shapes, all of them
+    is_prepared: bool = False  # its forwards after the prompt's were prepared ones, all of them
     decision_seconds: float = 0.0  # choosing, learning, and offers that were not taken
     acceptance_lengths: Counter[int] = field(default_factory=Counter)
     actions: Counter[str] = field(default_factory=Counter)

@@ -51,7 +51,7 @@ class TargetSession:
         self._trims = False  # rejecting nothing, too, takes something out of the cache
         self._states: dict[int, Tensor] = {}  # of the last forward by layer, [n, hidden_size]
         self.hidden_layers: tuple[int, ...] = ()  # of which each forward is asked for hidden states; it need not be any
-        self.is_prepared = False  # forwards run in fixed shapes now
+        self.is_prepared = False  # forwards are prepared ones now
         self.why_eager: str | None = None  # they do not, or not any more, although they might have
         self._prefilled: tuple[Any, Tensor | None, int] = (None, None, 0)  # cache, positions and tokens at that time
 

@@ -12,6 +12,8 @@ BASE = "generate"
 """The arm that speed-ups are over."""
 COLD, WARM = "autospec auto, cold", "autospec auto, warm"
 AUTOS = (COLD, WARM)
+EAGER = "autospec auto, warm, eager forwards"
+REHEARSED = (WARM, EAGER)
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ SINGLE = (
     Arm("autospec off", "autospec", {"policy": "off"}),
     Arm(COLD, "autospec", {"policy": "auto"}, learns=True),
     Arm(WARM, "autospec", {"policy": "auto"}, learns=True),
+    Arm("autospec off, eager forwards", "autospec", {"policy": "off", "backend": "eager"}),
+    Arm(EAGER, "autospec", {"policy": "auto", "backend": "eager"}, learns=True),
 )
 
 FAMILIES = (

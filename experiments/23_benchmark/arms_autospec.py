@@ -1,4 +1,4 @@
-"""autospec as its users have it: `wrap`, kept for as long as the arm lives, forwards as the model runs them."""
+"""autospec as its users have it: `wrap`, kept for as long as the arm lives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autospec.memory import held_bytes, weight_bytes
 class Wrapped(Generate):
     """A wrapped copy of the model over the same weights, so that each arm learns by itself."""
 
-    def __init__(self, loaded: Any, policy: str) -> None:
+    def __init__(self, loaded: Any, policy: str, backend: str = "auto") -> None:
         super().__init__(loaded.model, {})
         self._loaded = loaded
         self._speculator = autospec.wrap(
@@ -26,7 +26,7 @@ class Wrapped(Generate):
             drafts=script("15_live").sources(loaded.assistant),
             policy=policy,
             control_share=0.0,
-            backend="eager",
+            backend=backend,
         )
 
     def answer(self, ids: Any, segment: str, options: dict[str, Any], max_new_tokens: int) -> list[int]:
@@ -36,13 +36,14 @@ class Wrapped(Generate):
         record = self._speculator.last_request
         if record is None or record.fallback_reason or record.notes:
             raise RuntimeError(f"not decoded by blocks, or not all of it: {record}")
-        return {"actions": dict(record.actions)}
+        return {"actions": dict(record.actions), "backend": self._speculator.backend.name}
 
     def held(self) -> dict[str, Any]:
-        """Sources with their pools, what the policy and the cost model have learned; the assistant's weights apart."""
+        """Sources with their pools, what policy and cost model have learned, packed layers; the assistant apart."""
         state = [self._speculator.sources, self._speculator.policy]
+        held = held_bytes(state, shared=[self._loaded.model, self._loaded.assistant])
         return {
-            "held_bytes": held_bytes(state, shared=[self._loaded.model, self._loaded.assistant]),
+            "held_bytes": held + self._speculator.backend.memory_bytes,
             "assistant_bytes": weight_bytes([self._loaded.assistant]),
         }
 
@@ -51,5 +52,5 @@ class Wrapped(Generate):
 
 
 def arm(kind: str, loaded: Any, settings: dict[str, Any]) -> Wrapped:
-    """Args: settings: `policy`, as in `autospec.wrap`."""
+    """Args: settings: `policy` and `backend`, as in `autospec.wrap`."""
     return Wrapped(loaded, **settings)

@@ -17,6 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parent.parent))
 
 import torch
-from arms import AUTOS, BASE, FAMILIES, SINGLE, WARM, Arm, Family
+from arms import AUTOS, BASE, FAMILIES, REHEARSED, SINGLE, Arm, Family
 from client import ArmError, Client
 from common import DECODINGS, add_prompts, need_prompts
 from environments import OWN, PEERS, python_of
@@ -112,12 +113,13 @@ class Bench:
         made = []
         for arm in arms:
             try:
-                reply = self.clients[arm.environment].ask("arm", name=arm.name, kind=arm.kind, settings=arm.settings)
-                if not arm.learns:  # first calls allocate
-                    prompt = (*self.rehearsed, *self.others, *self.prompts)[
-                        0
-                    ]  # measured ones where there are no others
-                    self.answer(arm, prompt, 0, "greedy", WARM_UP_TOKENS)
+                ask = partial(self.clients[arm.environment].ask, "arm", name=arm.name, kind=arm.kind)
+                reply = ask(settings=arm.settings)
+                # first calls allocate and prepare kernels; on a measured prompt where there are no others
+                self.answer(arm, (*self.rehearsed, *self.others, *self.prompts)[0], 0, "greedy", WARM_UP_TOKENS)
+                if arm.learns:  # one that has learned nothing takes its place
+                    self.drop([arm])
+                    ask(settings=arm.settings)
                 made.append(arm)
                 self.work.add("ready", arm=arm.name, **reply)
             except ArmError as error:
@@ -151,7 +153,7 @@ class Bench:
             return
         ready = self.ready(arms)
         if phase == "measure":
-            self.rehearse([arm for arm in ready if arm.name == WARM], decoding)
+            self.rehearse([arm for arm in ready if arm.name in REHEARSED], decoding)
         bar = tqdm(total=len(ready) * len(prompts), desc=f"{phase}, {dtype}, {decoding}", unit="answer")
         failed: set[str] = set()
         for number, prompt in enumerate(prompts):
@@ -199,7 +201,7 @@ class Bench:
 
     def arms(self, dtype: str, decoding: str) -> list[Arm]:
         """What is measured: single arms, and of each family the default and the best setting."""
-        made = [arm for arm in self.single if self.rehearsed or arm.name != WARM]
+        made = [arm for arm in self.single if self.rehearsed or arm.name not in REHEARSED]
         for family in self.families:
             made.append(family.arm(family.default, f"{family.name}, default"))
             found = self.swept(family, dtype, decoding)
@@ -230,7 +232,7 @@ class Bench:
         """Each arm alone in a new process, with the longest prompt."""
         longest = max(self.prompts, key=lambda p: len(p.tokens))
         arms = [arm for arm in self.arms(dtype, decoding) if not self.work.of("memory", arm=arm.name, dtype=dtype)]
-        for arm in tqdm([arm for arm in arms if arm.name != WARM], desc="memory"):
+        for arm in tqdm([arm for arm in arms if arm.name not in REHEARSED], desc="memory"):
             try:
                 with self.client(arm.environment) as client:
                     client.ask("load", folder=self.folder, assistant=self.assistant, dtype=dtype)

@@ -91,9 +91,23 @@ def summarise(
             for arm in times.arms
         },
         "verdicts": verdicts(rows),
+        "others": others(rows),
         "failed": failed,
         "best_of_peer": best,
         "bars": {auto: bar(times, auto, best) for auto in autos if auto in times.arms and best},
+    }
+
+
+def others(rows: Sequence[Row]) -> dict[str, float] | None:
+    """What else ran on the machine during the answers, as shares of all cores; None where it is not known."""
+    shares = [float(share) for row in rows if (share := row.get("others_share")) is not None]
+    if not shares:
+        return None
+    return {
+        "mean": round(sum(shares) / len(shares), 4),
+        "most": round(max(shares), 4),
+        "answers_beyond_a_tenth": sum(share > 0.1 for share in shares),
+        "answers": len(shares),
     }
 
 

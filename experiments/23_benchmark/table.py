@@ -33,6 +33,9 @@ def _speed_ups(group: str, found: Mapping[str, Any]) -> Iterator[str]:
         yield _line(_named(arm, found), f"{found['milliseconds_per_token'][arm]:.1f}", *cells, counts)
     for arm, error in found["failed"].items():
         yield f"\n{arm} failed: {error}"
+    if others := found.get("others"):
+        yield f"\nOther processes took {others['mean']:.1%} of the cores on average, and more than a tenth of them "
+        yield f"in {others['answers_beyond_a_tenth']} of {others['answers']} answers (at most {others['most']:.0%})."
     yield ""
 
 

@@ -24,6 +24,8 @@ from typing import Any, TextIO
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from calm import Others, wait
+
 CLEAR, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 MODULES = {
     "generate": "arms_plain",
@@ -123,11 +125,18 @@ class Worker:
         ids = torch.tensor([prompt])
         torch.manual_seed(seed)
         loaded.forwards.update(target=0, draft=0)
+        waited = wait()
+        others = Others()
         started = time.perf_counter()
         tokens = arm.answer(ids, segment, dict(options), max_new_tokens)
-        seconds = time.perf_counter() - started
+        seconds, share = time.perf_counter() - started, others.share()
         tokens = [int(token) for token in tokens]
-        made = {"seconds": seconds, "tokens": tokens, **{f"{k}_forwards": n for k, n in loaded.forwards.items()}}
+        seen = {"seconds": seconds, "others_share": share, "waited_seconds": round(waited, 3)}
+        made = {
+            "tokens": tokens,
+            **seen,
+            **{f"{k}_forwards": n for k, n in loaded.forwards.items()},
+        }
         return {**made, **getattr(arm, "told", dict)()}
 
     def held(self, name: str) -> dict[str, Any]:
