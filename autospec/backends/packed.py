@@ -81,9 +81,8 @@ class PackedLinears:
         """For one request of the model. Yields: why it is decoded eagerly; None where packed layers are in use."""
         user = threading.get_ident()
         with self._lock:
-            why = self._why_not_now(model)
+            why = self._why_not_now(model) or self._renew()
             if why is None:
-                self._renew()
                 if not self._users:
                     for layer in self._layers:
                         layer.install()
@@ -106,17 +105,18 @@ class PackedLinears:
         modules = () if self._users else (layer.module for layer in self._layers)  # while they run, they have ours
         if any(map(_has_own_forward, (model, *modules))):
             return "the model got a forward of its own"
-        if not all(_can_be_packed(layer.module) for layer in self._layers):
-            return "the model was moved, converted or changed after its layers were packed"
         return None
 
-    def _renew(self) -> None:
-        """Pack anew what changed."""
+    def _renew(self) -> str | None:
+        """Pack anew what changed. Returns: why it cannot be packed any more."""
         self._round = (self._round + 1) % len(self._rows)
-        if any(layer.has_changed() for layer in self._layers) or not torch.equal(
-            torch.cat(self._rows[self._round]), self._kept[self._round]
-        ):
-            self._pack()
+        if any(layer.has_changed() for layer in self._layers):
+            if not all(_can_be_packed(layer.module) for layer in self._layers):
+                return "the model was moved, converted or changed after its layers were packed"
+        elif torch.equal(torch.cat(self._rows[self._round]), self._kept[self._round]):
+            return None
+        self._pack()
+        return None
 
     def _pack(self) -> None:
         with torch.inference_mode(False), torch.no_grad():
@@ -143,7 +143,7 @@ class _Layer:
 
     def has_changed(self) -> bool:
         weight, place, version = self._packed_from
-        now = self.module.weight
+        now = self.module._parameters.get("weight")  # not by its name, which takes torch longer
         return now is not weight or now.data_ptr() != place or _version(now) != version
 
     def install(self) -> None:
