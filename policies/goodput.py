@@ -137,25 +137,26 @@ class Goodput:
         }
 
     def choose(self, context: BlockContext) -> Action:
+        offers, tokens_left = context.offers, context.tokens_left
         segment = self._segment(context.segment)
         prices = self._prices.at(context.context_tokens)
         step = prices.step
         rate = max((segment.tokens + _PRIOR_STEPS) / (segment.seconds + _PRIOR_STEPS * step), 1.0 / step)
         off = _Candidate(1.0 - rate * step, 1.0, step, NONE, 0)
         lengths = prices.block_lengths
-        if lengths and lengths[-1] >= context.tokens_left:
-            lengths = lengths[: bisect_left(lengths, context.tokens_left)]  # those that have room
+        if lengths and lengths[-1] >= tokens_left:
+            lengths = lengths[: bisect_left(lengths, tokens_left)]  # those that have room
         found: dict[str, _Values] = {}
         excluded: list[str] = []
-        if not self._offering.issuperset(context.offers):
-            self._offering.update(context.offers)
+        if not self._offering.issuperset(offers):
+            self._offering.update(offers)
         for source in context.sources if lengths else ():
-            draft = self._prices.draft(source, prices)
+            draft, offer = self._prices.draft(source, prices), offers.get(source)
             if draft is None:
                 excluded.append(f"{source} (not timed)")
-            elif source not in context.offers:
+            elif offer is None:
                 found[source] = self._of_source(context, source, lengths, draft, prices, rate)
-            elif context.offers[source].num_tokens:
+            elif offer.num_tokens:
                 found[source] = self._of_offer(context, source, lengths, prices, rate)
             else:
                 excluded.append(f"{source} (nothing found)")
