@@ -6,14 +6,13 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Any
 
 from autospec.errors import ConfigurationError, ExactnessError
 from autospec.forks import renew_after_fork
 from autospec.notices import warn
 from autospec.policies.base import Policy, asked
-from autospec.types import NONE, OFF, Action, BlockContext, BlockOutcome, RequestContext
+from autospec.types import NONE, Action, BlockContext, BlockOutcome, RequestContext
 
 NEVER_ACCEPTED_TOKENS = 100
 
@@ -60,7 +59,7 @@ class Controller:
                 f"policy {self._policy.name!r} chose {shown}: an Action with a block length of at least 0 is needed"
             )
         is_plain = action.source == NONE or action.block_length == 0
-        return replace(OFF, reason=action.reason) if is_plain else action
+        return Action(reason=action.reason) if is_plain else action
 
     def verify_width(self, num_tokens: int, context_tokens: int) -> int:
         """Tokens that a forward over `num_tokens` is padded to, where the policy reckons with it. Takes no lock."""

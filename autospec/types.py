@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Protocol
@@ -26,13 +26,42 @@ class Stop(Protocol):
         """
 
 
+class Reason:
+    """Why an action was chosen. The words are made when somebody reads them: of most blocks only the kind is counted.
+
+    Args:
+        kind: the first word, as in `Action.reason_kind`.
+        words: gives all of them, the kind first. Called once at most.
+    """
+
+    __slots__ = ("_words", "kind")
+
+    def __init__(self, kind: str, words: Callable[[], str]) -> None:
+        self.kind = kind
+        self._words: str | Callable[[], str] = words
+
+    def __str__(self) -> str:
+        if not isinstance(self._words, str):
+            self._words = self._words()
+        return self._words
+
+    def __repr__(self) -> str:
+        return repr(str(self))
+
+    def __eq__(self, other: object) -> bool:
+        return str(self) == str(other) if isinstance(other, (str, Reason)) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+
 @dataclass(frozen=True, slots=True)
 class Action:
     """What is done in one block: a draft source and the number of draft tokens asked of it."""
 
     source: str = NONE
     block_length: int = 0
-    reason: str = ""  # the kind first, as in `off: ngram:4 0.90x; left out: suffix (nothing found)`
+    reason: str | Reason = ""  # the kind first, as in `off: ngram:4 0.90x; left out: suffix (nothing found)`
     gain: float | None = None  # predicted tokens per second over those of plain steps, where the policy predicts
     stop: Stop | None = field(default=None, compare=False, repr=False)  # for sources in `BlockContext.stoppable`
 
@@ -44,6 +73,8 @@ class Action:
     @property
     def reason_kind(self) -> str:
         """The first word of the reason, `unsaid` when there is none: few enough to count by."""
+        if isinstance(self.reason, Reason):
+            return self.reason.kind
         return self.reason.partition(":")[0].partition(" ")[0] or "unsaid"
 
 

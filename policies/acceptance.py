@@ -69,9 +69,9 @@ class AcceptanceModel:
             own = self._own(request.segment, source)
             values = features(offer, request.temperature, settled.output_tokens)
             scores = score_logits(offer.scores, judged)
-            self._confidence.setdefault(source, Confidence()).learn(
+            self._confidence_of(source).learn(
                 [math.log(odds) for odds in self._odds(request.segment, source, judged)],
-                [value - mean for value, mean in zip(values, own.features, strict=True)],
+                [[value - mean for value, mean in zip(values, own.features, strict=True)]] * judged,
                 None if scores is None else [score - own.score for score in scores],
                 settled.num_accepted_tokens,
             )
@@ -186,10 +186,12 @@ class AcceptanceModel:
         """
         weight = evidence * self.blocks(segment, source) + self._strength
         unknown, spread = (1.0 - evidence) * self._prior, deviations * deviations / weight
-        survival, product = [], 1.0
+        survival, product, sqrt = [], 1.0, math.sqrt
         for odds in self._odds(segment, source, block_length):
             rate = evidence * odds / (1.0 + odds) + unknown
-            product *= min(rate + math.sqrt(spread * rate * (1.0 - rate)), 1.0)
+            rate += sqrt(spread * rate * (1.0 - rate))
+            if rate < 1.0:
+                product *= rate
             if product < _NEGLIGIBLE:
                 break
             survival.append(product)
@@ -235,18 +237,24 @@ class AcceptanceModel:
         self._by_segment[segment] = found  # the newest last
         if len(self._by_segment) > MAX_SEGMENTS:
             del self._by_segment[next(iter(self._by_segment))]
-        return found.setdefault(source, Counts())
+        return _counts_of(found, source)
 
     def _find(self, segment: str, source: str) -> Counts | None:
         found = self._by_segment.get(segment)
         return found.get(source) if found else None
+
+    def _confidence_of(self, source: str) -> Confidence:
+        confidence = self._confidence.get(source)
+        if confidence is None:
+            confidence = self._confidence[source] = Confidence()
+        return confidence
 
     def _learn_confidences(self, own: Counts, outcome: BlockOutcome, temperature: float, output_tokens: int) -> None:
         judged, source = outcome.num_judged_tokens, outcome.action.source
         values = [token_features(entropy, temperature, output_tokens) for _, entropy in outcome.confidences]
         scores = [margin_logit(margin) for margin, _ in outcome.confidences]
         if judged and own.seen:
-            self._confidence.setdefault(source, Confidence()).learn(
+            self._confidence_of(source).learn(
                 [math.log(odds) for odds in self._odds(outcome.segment, source, judged)],
                 [[value - mean for value, mean in zip(row, own.features, strict=True)] for row in values[:judged]],
                 [score - own.score for score in scores[:judged]],
@@ -264,7 +272,7 @@ class AcceptanceModel:
         num_accepted: int,
         expected_next: float | None = None,
     ) -> None:
-        for counts in (self._own(segment, source), self._by_source.setdefault(source, Counts())):
+        for counts in (self._own(segment, source), _counts_of(self._by_source, source)):
             counts.add(num_draft, num_judged, num_accepted, self._discount, expected_next)
 
     def _odds(self, segment: str, source: str, num_positions: int) -> list[float]:
@@ -285,6 +293,13 @@ class AcceptanceModel:
         rate = (broad.accepted_tokens + weight * self._prior) / (broad.judged_tokens + weight)
         rate = (own.accepted_tokens + weight * rate) / (own.judged_tokens + weight)
         return max(weight * rate, 1e-4), max(weight * (1.0 - rate), 1e-4)
+
+
+def _counts_of(found: dict[str, Counts], source: str) -> Counts:
+    counts = found.get(source)
+    if counts is None:
+        counts = found[source] = Counts()
+    return counts
 
 
 def _shrunk(successes: float, trials: float, mean: float, weight: float) -> float:

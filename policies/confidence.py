@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
+from operator import mul
 from typing import Any
-
-import numpy as np
 
 from autospec.policies.reading import check_precision, finite
 from autospec.types import Offer
@@ -20,6 +19,7 @@ _KEPT = 0.99  # of old evidence at each new offer
 _LONGEST_STEP = 0.5
 _FARTHEST = 6.0  # a shift of the logit
 _MOST_WEIGHT = 1e6  # in size
+_LEAST_PIVOT = 1e-9  # rounding may leave nothing of it in a state of very large numbers that somebody hands over
 _LEAST_SHARE, _MOST_SHARE = 0.02, 0.98  # of a score that is believed
 
 
@@ -63,7 +63,7 @@ class Confidence:
 
     def __init__(self) -> None:
         self._weights = [0.0] * _SIZE
-        self._precision = _CERTAINTY * np.eye(_SIZE)
+        self._precision = [[0.0] * index + [_CERTAINTY] for index in range(_SIZE)]  # rows up to the diagonal
 
     def survival(
         self,
@@ -117,7 +117,7 @@ class Confidence:
     def learn(
         self,
         base: Sequence[float],
-        values: Sequence[float] | Sequence[Sequence[float]],
+        values: Sequence[Sequence[float]],
         scores: Sequence[float] | None,
         num_accepted: int,
     ) -> None:
@@ -125,37 +125,84 @@ class Confidence:
 
         Args:
             base: [n], the logits before the correction.
-            values: [NUM_FEATURES], relative to their mean; or [n, NUM_FEATURES], where tokens differ.
+            values: [n, NUM_FEATURES], relative to their mean; of one proposal they differ in the first one alone.
             scores: [n], logits of the tokens' scores relative to their mean; None where there are none.
             num_accepted: of them, the first ones; at most one other was judged.
         """
-        count = len(base)
-        rows = np.empty((count, _SIZE))
-        rows[:, :NUM_FEATURES] = values
-        rows[:, -3] = 0.0 if scores is None else scores
-        rows[:, -2] = base
-        rows[:, -1] = 1.0
-        logits = rows[:, -2] + np.clip(rows @ self._weights, -_FARTHEST, _FARTHEST)
-        expected = 1.0 / (1.0 + np.exp(-logits))
-        surprise = -expected
-        surprise[:num_accepted] += 1.0
-        self._precision *= _KEPT
-        self._precision.flat[:: _SIZE + 1] += (1.0 - _KEPT) * _CERTAINTY
-        self._precision += (rows.T * (expected * (1.0 - expected))) @ rows
-        step = np.linalg.solve(self._precision, surprise @ rows).tolist()
+        of_first, *of_shared, of_score, of_logit, of_one = self._weights
+        shared, exp = values[0][1:], math.exp
+        common = of_one + sum(map(mul, of_shared, shared))
+        # sums over the tokens: g of the gradient, the others of products of f(irst), s(core), l(ogit) and 1
+        gf = gs = gl = g1 = ff = fs = fl = f1 = ss = sl = s1 = ll = l1 = n = 0.0
+        for position, (logit, value, score) in enumerate(zip(base, values, scores or repeat(0.0), strict=False)):
+            first = value[0]
+            move = common + of_first * first + of_score * score + of_logit * logit
+            if not -_FARTHEST < move < _FARTHEST:
+                move = _FARTHEST if move > 0.0 else -_FARTHEST
+            expected = 1.0 / (1.0 + exp(-logit - move))
+            surprise = 1.0 - expected if position < num_accepted else -expected
+            gf, gs, gl, g1 = gf + surprise * first, gs + surprise * score, gl + surprise * logit, g1 + surprise
+            weight = expected * (1.0 - expected)
+            of_f, of_s, of_l = weight * first, weight * score, weight * logit
+            ff, fs, fl, f1 = ff + of_f * first, fs + of_f * score, fl + of_f * logit, f1 + of_f
+            ss, sl, s1 = ss + of_s * score, sl + of_s * logit, s1 + of_s
+            ll, l1, n = ll + of_l * logit, l1 + of_l, n + weight
+        gained = [  # up to the diagonal, as the precision
+            [ff],
+            *[[each * f1, *[each * other * n for other in shared[: i + 1]]] for i, each in enumerate(shared)],
+            [fs, *[each * s1 for each in shared], ss],
+            [fl, *[each * l1 for each in shared], sl, ll],
+            [f1, *[each * n for each in shared], s1, l1, n],
+        ]
+        precision = [
+            [_KEPT * known + new for known, new in zip(row, rows, strict=True)]
+            for row, rows in zip(self._precision, gained, strict=True)
+        ]
+        for row in precision:
+            row[-1] += (1.0 - _KEPT) * _CERTAINTY
+        gradient = [gf, *[each * g1 for each in shared], gs, gl, g1]
+        step = _solved(precision, gradient)
         size = max(map(abs, step))
         share = 1.0 if size <= _LONGEST_STEP else _LONGEST_STEP / size
-        self._weights = [weight + share * change for weight, change in zip(self._weights, step, strict=True)]
+        self._precision = precision
+        self._weights = [known + share * change for known, change in zip(self._weights, step, strict=True)]
 
     def state(self) -> dict[str, Any]:
         """What it has learned, as plain JSON values."""
-        return {"weights": list(self._weights), "precision": self._precision.tolist()}
+        lower = self._precision
+        precision = [[lower[max(i, j)][min(i, j)] for j in range(_SIZE)] for i in range(_SIZE)]
+        return {"weights": list(self._weights), "precision": precision}
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Confidence:
         """Raises: ValueError, TypeError, LookupError, OverflowError: this is no such state."""
         confidence = cls()
         confidence._weights = finite(state["weights"], (_SIZE,), -_MOST_WEIGHT, _MOST_WEIGHT).tolist()
-        confidence._precision = finite(state["precision"], (_SIZE, _SIZE))
-        check_precision(confidence._precision)
+        precision = finite(state["precision"], (_SIZE, _SIZE))
+        check_precision(precision)
+        confidence._precision = [row[: index + 1] for index, row in enumerate(precision.tolist())]
         return confidence
+
+
+def _solved(lower: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
+    """x of A x = `right`, by Cholesky. In plain numbers: seven of them are too few for arrays to pay in every block.
+
+    Args:
+        lower: row i has the i + 1 entries of A up to its diagonal; A is symmetric and positive definite.
+    """
+    factor: list[list[float]] = []
+    found: list[float] = []
+    for row, value in zip(lower, right, strict=True):
+        made: list[float] = []
+        for entry, above in zip(row, factor, strict=False):
+            made.append((entry - sum(map(mul, made, above))) / above[-1])
+        found.append(value - sum(map(mul, made, found)))
+        made.append(math.sqrt(max(row[-1] - sum(map(mul, made, made)), _LEAST_PIVOT)))
+        found[-1] /= made[-1]
+        factor.append(made)
+    for index in range(len(found) - 1, -1, -1):
+        row = factor[index]
+        found[index] = solved = found[index] / row[index]
+        for column in range(index):
+            found[column] -= row[column] * solved
+    return found

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
+from operator import mul
 from typing import Any
 
 from autospec.policies.confidence import NUM_FEATURES
@@ -50,8 +52,8 @@ class Counts:
                 else the positions that were judged would be the promising ones alone, and say too much of the others.
         """
         self.changes += 1
-        self.at_risk = [discount * count for count in self.at_risk]
-        self.accepted = [discount * count for count in self.accepted]
+        self.at_risk = [*map(mul, self.at_risk, repeat(discount))]
+        self.accepted = [*map(mul, self.accepted, repeat(discount))]
         num_judged, num_accepted = min(num_judged, MAX_POSITIONS), min(num_accepted, MAX_POSITIONS)
         for position in range(num_judged):
             self.at_risk[position] += 1.0

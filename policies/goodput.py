@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import accumulate
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from autospec.policies.base import MAX_SEGMENTS, CostEstimates, check_range
 from autospec.policies.checking import check_goodput
 from autospec.policies.prices import PriceList, Prices
 from autospec.policies.stopping import MarginalStop
-from autospec.types import NONE, Action, BlockContext, BlockOutcome
+from autospec.types import NONE, Action, BlockContext, BlockOutcome, Reason
 
 _PRIOR_STEPS = 10.0  # plain steps that a segment's rate starts from
 _RATE_KEPT = 0.98
@@ -136,31 +137,30 @@ class Goodput:
         }
 
     def choose(self, context: BlockContext) -> Action:
+        offers, tokens_left = context.offers, context.tokens_left
         segment = self._segment(context.segment)
         prices = self._prices.at(context.context_tokens)
         step = prices.step
         rate = max((segment.tokens + _PRIOR_STEPS) / (segment.seconds + _PRIOR_STEPS * step), 1.0 / step)
         off = _Candidate(1.0 - rate * step, 1.0, step, NONE, 0)
         lengths = prices.block_lengths
-        if lengths and lengths[-1] >= context.tokens_left:
-            lengths = lengths[: bisect_left(lengths, context.tokens_left)]  # those that have room
+        if lengths and lengths[-1] >= tokens_left:
+            lengths = lengths[: bisect_left(lengths, tokens_left)]  # those that have room
         found: dict[str, _Values] = {}
         excluded: list[str] = []
-        if not self._offering.issuperset(context.offers):
-            self._offering.update(context.offers)
+        if not self._offering.issuperset(offers):
+            self._offering.update(offers)
         for source in context.sources if lengths else ():
-            draft = self._prices.draft(source, prices)
+            draft, offer = self._prices.draft(source, prices), offers.get(source)
             if draft is None:
                 excluded.append(f"{source} (not timed)")
-            elif source not in context.offers:
+            elif offer is None:
                 found[source] = self._of_source(context, source, lengths, draft, prices, rate)
-            elif context.offers[source].num_tokens:
+            elif offer.num_tokens:
                 found[source] = self._of_offer(context, source, lengths, prices, rate)
             else:
                 excluded.append(f"{source} (nothing found)")
-        ranked = sorted(found.values(), key=_most, reverse=True)
-        bests = [values.best() for values in ranked[:_SHOWN]]
-        best = bests[0] if bests else off
+        best = max(found.values(), key=_most).best() if found else off
         least = off.value + self._minimum_gain
         kind, chosen = ("best", best) if best.value >= least else ("off", off)
         values = found.get(segment.source)
@@ -181,7 +181,8 @@ class Goodput:
                 stop = self._stop(context, chosen.source, length, prices, rate)
             else:  # a trial is to be had at the price that was reckoned with
                 stop = self._stop(context, chosen.source, length, prices, 0.0)
-        return Action(chosen.source, length, _reason(kind, chosen, bests, step, excluded), chosen.gain(step), stop)
+        reason = Reason(kind, partial(_words, kind, chosen, [*found.values()], step, excluded))
+        return Action(chosen.source, length, reason, chosen.gain(step), stop)
 
     def verify_width(self, num_tokens: int, context_tokens: int) -> int:
         """Tokens that a forward over `num_tokens` is padded to."""
@@ -412,9 +413,11 @@ class _Values:
 _most = attrgetter("most")
 
 
-def _reason(kind: str, chosen: _Candidate, bests: list[_Candidate], step: float, excluded: Sequence[str]) -> str:
+def _words(kind: str, chosen: _Candidate, found: list[_Values], step: float, excluded: Sequence[str]) -> str:
     """What was done, the best of each source by predicted goodput relative to plain steps, and what was left out."""
-    shown = bests if kind in ("off", "best", "look") else [chosen, *(each for each in bests if each is not chosen)]
+    shown = [values.best() for values in sorted(found, key=_most, reverse=True)]
+    if kind in ("kept", "explore"):
+        shown = [chosen, *shown]
     words = ", ".join([f"{c.source}:{c.block_length} {c.tokens / c.seconds * step:.2f}x" for c in shown[:_SHOWN]])
     text = f"{kind}: {words or 'nothing to choose from'}"
     return f"{text}; left out: {', '.join(excluded)}" if excluded else text

@@ -6,6 +6,7 @@ import statistics
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from autospec.policies.base import MAX_SEGMENTS, CostEstimates, Policy, check_ra
 from autospec.policies.brake import Brake
 from autospec.policies.checking import check_guard
 from autospec.policies.prices import Prices
-from autospec.types import Action, BlockContext, BlockOutcome, RequestContext
+from autospec.types import Action, BlockContext, BlockOutcome, Reason, RequestContext
 
 _PLAIN_BLOCKS = 65  # the last ones, by which the estimate of a plain step is corrected
 _LONGEST_PAUSE = 16  # times the first one
@@ -118,7 +119,8 @@ class Guard:
         least = 1.0 + self._minimum_gain - (self._hysteresis if segment.is_on else 0.0)
         if action.gain is not None and action.gain < least and action.reason_kind not in ("explore", "probe"):
             segment.is_on = False
-            return Action(reason=f"guard: less than {least:.2f}x plain is predicted; {action.reason}")
+            words = "guard: less than {:.2f}x plain is predicted; {}".format
+            return Action(reason=Reason("guard", partial(words, least, action.reason)))
         segment.is_on = True
         return action
 

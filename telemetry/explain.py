@@ -132,4 +132,4 @@ def _block(block: BlockOutcome, width: int) -> str:
         f"{block.context_tokens:7} {visible(block.action.label, 20):20} {block.num_draft_tokens:3} "
         f"{block.num_accepted_tokens:3} {block.num_committed_tokens:3} {1000 * block.seconds:8.1f}  "
     )
-    return left + visible(block.action.reason, max(20, 4 * width))
+    return left + visible(str(block.action.reason), max(20, 4 * width))

@@ -29,11 +29,11 @@ _SECONDS = ("draft_seconds", "verify_seconds", "correction_seconds", "emission_s
 def pack(outcomes: Sequence[BlockOutcome]) -> bytes:
     """The blocks as columns of whole numbers, seconds in microseconds, compressed."""
     actions = list(
-        dict.fromkeys((each.action.source, each.action.block_length, each.action.reason) for each in outcomes)
+        dict.fromkeys((each.action.source, each.action.block_length, str(each.action.reason)) for each in outcomes)
     )
     numbers = {action: index for index, action in enumerate(actions)}
     columns: dict[str, list[int]] = {
-        "action": [numbers[each.action.source, each.action.block_length, each.action.reason] for each in outcomes]
+        "action": [numbers[each.action.source, each.action.block_length, str(each.action.reason)] for each in outcomes]
     }
     columns |= {name: [getattr(each, name) for each in outcomes] for name in _COUNTS}
     columns |= {name: [round(1e6 * getattr(each, name)) for each in outcomes] for name in _SECONDS}

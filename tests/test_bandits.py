@@ -235,7 +235,7 @@ class TestEveryBandit:
         reasons = []
         for _ in range(100):
             action = policy.choose(context())
-            reasons.append(action.reason)
+            reasons.append(str(action.reason))
             policy.observe(outcome(context(), action, round(FOUR[action.label][0]) - 1, FOUR[action.label][1]))
         assert {reason.split(":")[0] for reason in reasons} <= {"best", "explore", "off"}
         wanted = "best: ngram:8 has " if kind == "hedge" else "best: ngram:8 "

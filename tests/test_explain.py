@@ -55,11 +55,11 @@ def test_each_block_has_its_reason(url: str) -> None:
     lines = text[text.index("Block by block") :].splitlines()[1:]
     assert len(lines) == len(blocks)
     for line, block in zip(lines, blocks, strict=True):
-        assert line.endswith(block.action.reason)
+        assert line.endswith(str(block.action.reason))
         assert block.action.reason_kind in ("best", "kept", "off", "explore", "guard")
     drafted = next(block for block in blocks if block.action.block_length)
-    assert f"{drafted.action.label} " in drafted.action.reason
-    assert "x" in drafted.action.reason
+    assert f"{drafted.action.label} " in str(drafted.action.reason)
+    assert "x" in str(drafted.action.reason)
 
 
 def test_the_command(url: str) -> None:

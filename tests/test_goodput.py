@@ -116,7 +116,7 @@ class TestGoodput:
         late = Counter(outcome.action.reason_kind for outcome in outcomes[30:])
         assert set(late) <= {"off", "explore"}
         assert late["explore"] <= 0.1 * 370
-        assert outcomes[-1].action.reason.startswith(("off: assistant:1 0.", "explore: assistant:1 0."))
+        assert str(outcomes[-1].action.reason).startswith(("off: assistant:1 0.", "explore: assistant:1 0."))
         assert lost_steps(outcomes, costs) <= 0.02 * 400 + 3
 
     def test_goodput_decides_not_acceptance(self) -> None:
@@ -176,7 +176,7 @@ class TestGoodput:
 
         action = Goodput(Untimed()).choose(context(sources=("suffix", "ngram")))
         assert action.source == "ngram"
-        assert action.reason.endswith("; left out: suffix (not timed)")
+        assert str(action.reason).endswith("; left out: suffix (not timed)")
 
     def test_the_reason_has_the_numbers_of_the_best_of_each_source(self) -> None:
         policy = Goodput(Costs(draft_per_token=0.01))
@@ -186,7 +186,7 @@ class TestGoodput:
             k = action.block_length
             policy.observe(BlockOutcome("s", action, 100, k, k, k, k + 1))
         action = policy.choose(both)
-        kind, _, rest = action.reason.partition(": ")
+        kind, _, rest = str(action.reason).partition(": ")
         assert kind == action.reason_kind == "best"
         first, second = rest.split(", ")
         assert first.startswith(f"{action.label} ")
@@ -335,7 +335,7 @@ class TestGuard:
         guard = Guard(Goodput(believed), believed, pause_blocks=100)
         outcomes = live(guard, 0.3, 2000, costs=true)
         assert guard.trips["s"] >= 2
-        assert outcomes[-1].action.reason.startswith("guard: it lost, ") or guard.trips["s"] >= 3
+        assert str(outcomes[-1].action.reason).startswith("guard: it lost, ") or guard.trips["s"] >= 3
         assert sum(k > 0 for k in lengths(outcomes[1000:])) < 400  # pauses grow
 
     def test_false_alarms_are_as_rare_as_promised(self) -> None:

@@ -333,7 +333,7 @@ class TestSeveralProcesses:
             for _ in range(offers):
                 values = random.normal(size=4).tolist()
                 accepted = int(random.random() < 1.0 / (1.0 + np.exp(-sign * values[0])))
-                made.learn([0.0], values, None, accepted)
+                made.learn([0.0], [values], None, accepted)
             return made.state()
 
         def merged(*found: dict[str, Any]) -> dict[str, Any]:
@@ -379,7 +379,7 @@ class TestSeveralProcesses:
         assert not segment["is_on"]
         guard = guarded()
         guard.restore(merged)
-        assert "50 plain blocks to go" in guard.choose(context()).reason
+        assert "50 plain blocks to go" in str(guard.choose(context()).reason)
         both, _ = merge(guarded(), [running, state(blocks=10, paused_until=0, pause=0)], seed=0)
         assert both["segments"]["s"]["paused_until"] <= both["segments"]["s"]["blocks"]
         assert both["segments"]["s"]["is_on"]

@@ -41,7 +41,7 @@ class TestAutomaton:
             automaton.extend([token])
             so_far = text[:end]
             earlier = [n for n in range(1, end) if occurrences(so_far[end - n :], so_far[:-1])]
-            assert max((length for _, length in automaton.matches(1)), default=0) == max(earlier, default=0)
+            assert automaton.longest_match(1)[1] == max(earlier, default=0)
         parts = {tuple(text[i:j]) for i in range(len(text)) for j in range(i + 1, min(len(text), i + 12) + 1)}
         for part in parts:
             assert automaton.occurrences(part) == occurrences(list(part), text)
@@ -51,7 +51,7 @@ class TestAutomaton:
     def test_the_most_frequent_continuation_and_its_score(self) -> None:
         automaton = SuffixAutomaton()
         automaton.extend([1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3, 4, 8, 1, 2])
-        state, length = next(iter(automaton.matches(2)))
+        state, length = automaton.longest_match(2)
         assert length == 2
         assert automaton.continuation(state, 2, 0.01) == ([3, 4], pytest.approx([1.0, 2 / 3]))
         assert automaton.continuation(state, 5, 0.9)[0] == [3]
@@ -59,7 +59,7 @@ class TestAutomaton:
     def test_a_repetition_goes_on_into_its_own_draft(self) -> None:
         automaton = SuffixAutomaton()
         automaton.extend([1, 2, 3] * 3)
-        state, _ = next(iter(automaton.matches(2)))
+        state, _ = automaton.longest_match(2)
         assert automaton.continuation(state, 7, 0.1)[0] == [1, 2, 3, 1, 2, 3, 1]
 
     def test_work_for_each_token_is_bounded_in_a_text_of_one_token(self) -> None:

@@ -52,7 +52,7 @@ class CostModel:
 
     def _start(self, table: CostTable) -> None:
         self._calibration = _Calibration(table, drafts={source: Correction() for source in table.drafts})
-        self._blocks = 0
+        self._unread: list[BlockOutcome] = []  # since the last look
         self._drift = 1.0
         self._looks_adrift = 0
         self._needs_calibration = False
@@ -124,17 +124,12 @@ class CostModel:
         request = outcome.request
         if request is not None and outcome.context_tokens <= request.prompt_tokens + 1:
             return  # the first block of an answer: retrieval indexes the prompt in it, caches are allocated
-        verify_seconds = outcome.verify_seconds + (outcome.correction_seconds if self.is_asynchronous else 0.0)
-        width, action = outcome.num_draft_tokens + 1 + outcome.num_padding_tokens, outcome.action
         with self._lock:
-            now = self._calibration
-            _add(now.verify, width, verify_seconds, now.table.verify_seconds(width, outcome.context_tokens))
-            if action.block_length and (correction := now.drafts.get(action.source)) is not None:
-                steps = outcome.num_draft_steps
-                calibrated = now.table.draft_seconds(action.source, steps, outcome.context_tokens)
-                _add(correction, steps, outcome.draft_seconds, calibrated)
-            self._blocks += 1
-            if self._blocks % SETTLE_EVERY == 0:
+            self._unread.append(outcome)
+            if len(self._unread) == SETTLE_EVERY:
+                unread, self._unread = self._unread, []
+                for each in unread:
+                    self._read(each)
                 self._settle()
 
     def recalibrate(self, table: CostTable, *, is_asynchronous: bool) -> None:
@@ -143,6 +138,16 @@ class CostModel:
             self.is_asynchronous = is_asynchronous
             self._start(table)
             self._version += 1
+
+    def _read(self, outcome: BlockOutcome) -> None:
+        now, action = self._calibration, outcome.action
+        width = outcome.num_draft_tokens + 1 + outcome.num_padding_tokens
+        verify_seconds = outcome.verify_seconds + (outcome.correction_seconds if self.is_asynchronous else 0.0)
+        _add(now.verify, width, verify_seconds, now.table.verify_seconds(width, outcome.context_tokens))
+        if action.block_length and (correction := now.drafts.get(action.source)) is not None:
+            steps = outcome.num_draft_steps
+            calibrated = now.table.draft_seconds(action.source, steps, outcome.context_tokens)
+            _add(correction, steps, outcome.draft_seconds, calibrated)
 
     def _settle(self) -> None:
         now = self._calibration

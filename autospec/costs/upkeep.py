@@ -123,7 +123,10 @@ class _Watched:
         self._is_prepared = is_prepared
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._chooser, name)
+        found = getattr(self._chooser, name)
+        if callable(found):
+            setattr(self, name, found)  # asked for in every block
+        return found
 
     def observe(self, outcome: BlockOutcome) -> None:
         if outcome.is_prepared == self._is_prepared:

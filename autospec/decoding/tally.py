@@ -83,6 +83,7 @@ class Tally(BlockSums):
         self.count(outcome)
         self.draft_seconds += outcome.catch_up_seconds
         if self.outcomes is not None:
+            str(outcome.action.reason)  # made now, so that what the words are made of is not kept with every block
             self.outcomes.append(outcome)
         self._sums_of(outcome.action, outcome.num_committed_tokens).count(outcome)
 

@@ -23,57 +23,77 @@ class SuffixAutomaton:
         self._length = [0]  # of the longest substring
         self._count = [0]  # ends of this state
         self._newest = 0
-        self.num_tokens = 0
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens to the text."""
+        following, link, length, count, newest = self._next, self._link, self._length, self._count, self._newest
         for token in tokens:
-            self._append(token)
+            made, state = len(link), newest
+            following.append({})
+            length.append(length[newest] + 1)
+            count.append(1)
+            link.append(0)
+            while state >= 0 and token not in following[state]:
+                following[state][token] = made
+                state = link[state]
+            if state >= 0:
+                ending = following[state][token]
+                link[made] = ending if length[ending] == length[state] + 1 else self._split(state, token, ending)
+            newest, suffix, left = made, link[made], _COUNTED
+            while suffix > 0 and (left := left - 1):
+                count[suffix] += 1
+                suffix = link[suffix]
+        self._newest = newest
+
+    @property
+    def num_tokens(self) -> int:
+        return self._length[self._newest]
 
     @property
     def num_states(self) -> int:
         return len(self._link)
 
-    def matches(self, min_length: int) -> Iterable[tuple[int, int]]:
-        """(state, length) of the ends of the text that occurred before and went on, longest first."""
+    def longest_match(self, min_length: int) -> tuple[int, int]:
+        """State and length of the longest end of the text that occurred before; 0 and 0 where it is shorter than so."""
         state = self._link[self._newest]
-        while state > 0 and self._length[state] >= min_length:
-            if self._next[state]:
-                yield state, self._length[state]
-            state = self._link[state]
+        length = self._length[state] if state > 0 else 0
+        return (state, length) if length >= min_length else (0, 0)
 
     def continuation(self, state: int, max_tokens: int, min_score: float) -> tuple[list[int], list[float]]:
-        """The likeliest continuation of a state's substrings.
+        """The likeliest continuation of a state's substrings; none of state 0.
 
         Args:
-            state: as from `matches`.
+            state: as from `longest_match`.
             max_tokens: at most so many.
-            min_score: stop before the product of the tokens' empirical probabilities falls below it.
+            min_score: at most 1; stop before the product of the tokens' empirical probabilities falls below it.
 
         Returns:
             tokens, and the product up to each.
         """
-        following, counts = self._next, self._count
+        following, link, counts = self._next, self._link, self._count
         tokens: list[int] = []
         scores: list[float] = []
         score = 1.0
-        while len(tokens) < max_tokens:
+        for _ in range(max_tokens):
             while state > 0 and not following[state]:  # the text ends here: go on as its own end went on before
-                state = self._link[state]
+                state = link[state]
             if state <= 0:
                 break
-            total = most = 0
-            for each, after in following[state].items():
-                count = counts[after]
-                total += count
-                if count >= most:  # among equals the one that was the last to appear
-                    token, follower, most = each, after, count
-            score *= most / total
-            if score < min_score:
-                break
+            followers = following[state]
+            if len(followers) == 1:
+                ((token, state),) = followers.items()
+            else:
+                total = most = 0
+                for each, after in followers.items():
+                    count = counts[after]
+                    total += count
+                    if count >= most:  # among equals the one that was the last to appear
+                        token, state, most = each, after, count
+                score *= most / total
+                if score < min_score:
+                    break
             tokens.append(token)
             scores.append(score)
-            state = follower
         return tokens, scores
 
     def occurrences(self, substring: Iterable[int]) -> int:
@@ -86,40 +106,16 @@ class SuffixAutomaton:
             state = following
         return self._count[state]
 
-    def _append(self, token: int) -> None:
-        following, link, counts = self._next, self._link, self._count
-        newest = self._state(self._length[self._newest] + 1, {})
-        state = self._newest
-        while state >= 0 and token not in following[state]:
-            following[state][token] = newest
+    def _split(self, state: int, token: int, ending: int) -> int:
+        """A state of its own for the longest substring of `state` with `token` behind it, so far in `ending`."""
+        following, link = self._next, self._link
+        split = len(link)
+        following.append(dict(following[ending]))
+        self._length.append(self._length[state] + 1)
+        self._count.append(self._count[ending])
+        link.append(link[ending])
+        link[ending] = split
+        while state >= 0 and following[state].get(token) == ending:
+            following[state][token] = split
             state = link[state]
-        link[newest] = 0 if state < 0 else self._ending(state, token)
-        self._newest = newest
-        self.num_tokens += 1
-        counted = newest
-        for _ in range(_COUNTED):
-            if counted <= 0:
-                break
-            counts[counted] += 1
-            counted = link[counted]
-
-    def _ending(self, state: int, token: int) -> int:
-        """The state of exactly the longest substring of `state` with `token` after it, split off if need be."""
-        following = self._next[state][token]
-        if self._length[following] == self._length[state] + 1:
-            return following
-        split = self._state(self._length[state] + 1, dict(self._next[following]))
-        self._link[split] = self._link[following]
-        self._count[split] = self._count[following]
-        self._link[following] = split
-        while state >= 0 and self._next[state].get(token) == following:
-            self._next[state][token] = split
-            state = self._link[state]
         return split
-
-    def _state(self, length: int, followers: dict[int, int]) -> int:
-        self._next.append(followers)
-        self._link.append(-1)
-        self._length.append(length)
-        self._count.append(0)
-        return len(self._link) - 1

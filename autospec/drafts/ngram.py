@@ -75,43 +75,40 @@ class NewestEnds:
     """Of each n-gram, where it ended last."""
 
     def __init__(self) -> None:
-        self._ends: dict[tuple[int, ...], int] = {}
+        self.ends: dict[tuple[int, ...], int] = {}
 
     def extend(self, text: Sequence[int], ends: range, sizes: range) -> None:
-        """Index the n-grams of these sizes that end before these positions of the text."""
-        known = self._ends
+        """Index the n-grams of these sizes (descending) that end before these positions of the text."""
+        known, longest = self.ends, sizes[0]
         for end in ends:
+            ngram = tuple(text[end - longest if end > longest else 0 : end])
             for size in sizes:
-                if end >= size:
-                    known[tuple(text[end - size : end])] = end
-
-    def find(self, ngram: tuple[int, ...]) -> int | None:
-        return self._ends.get(ngram)
+                known[ngram[-size:]] = end  # where a text begins, shorter ones more than once
 
 
 class FrequentEnds:
     """Of each n-gram, where it first ended before what followed it most often (the first to be so, among equals)."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[int, ...], tuple[int, int]] = {}  # with the token that followed: count, first end
-        self._best: dict[tuple[int, ...], tuple[int, int]] = {}
+        self.ends: dict[tuple[int, ...], int] = {}
+        self._most: dict[tuple[int, ...], int] = {}  # times that it went on as from there
+        self._found: dict[tuple[int, ...], tuple[int, int]] = {}  # with the token that followed: times, first end
 
     def extend(self, text: Sequence[int], ends: range, sizes: range) -> None:
-        """Index the n-grams of these sizes that end before these positions of the text."""
-        found, best = self._found, self._best
+        """Index the n-grams of these sizes (descending) that end before these positions of the text."""
+        found, most, longest = self._found, self._most, sizes[0]
         for end in ends:
+            followed = tuple(text[end - longest if end > longest else 0 : end + 1])
             for size in sizes:
-                if end >= size:
-                    followed = tuple(text[end - size : end + 1])
-                    known = found.get(followed)
-                    found[followed] = counted = (1, end) if known is None else (known[0] + 1, known[1])
-                    most = best.get(followed[:-1])
-                    if most is None or counted[0] > most[0]:
-                        best[followed[:-1]] = counted
-
-    def find(self, ngram: tuple[int, ...]) -> int | None:
-        best = self._best.get(ngram)
-        return None if best is None else best[1]
+                if size <= end:
+                    with_next = followed[-size - 1 :]
+                    times, first = found.get(with_next, (0, end))
+                    times += 1
+                    found[with_next] = times, first
+                    ngram = with_next[:-1]
+                    if times > most.get(ngram, 0):
+                        most[ngram] = times
+                        self.ends[ngram] = first
 
 
 class NGramSession:
@@ -120,40 +117,32 @@ class NGramSession:
     def __init__(
         self, index: NewestEnds | FrequentEnds, sizes: range, tokens_per_match: int | None, vocab_size: int
     ) -> None:
-        self._index = index
+        self._extend, self._find = index.extend, index.ends.get
         self._sizes = sizes
+        self._longest = sizes[0]
         self._tokens_per_match = tokens_per_match
         self._vocab_size = vocab_size
         self._num_indexed = 0  # n-grams that end before this position, and so have a continuation, are indexed
 
     def propose(self, committed: Sequence[int], block_length: int) -> Proposal:
-        catch_up_seconds, find, length = self._catch_up(committed), self._index.find, len(committed)
+        num_new = len(committed) - self._num_indexed
+        started = time.perf_counter() if num_new > USUAL_TOKENS else None  # a prompt, or what others committed
+        if num_new > 1:
+            self._extend(committed, range(self._num_indexed + 1, len(committed)), self._sizes)
+            self._num_indexed = len(committed) - 1
+        catch_up_seconds = 0.0 if started is None else time.perf_counter() - started
+        last, find = tuple(committed[-self._longest :]), self._find
         for size in self._sizes:
-            start = find(tuple(committed[-size:])) if length >= size else None
+            start = find(last[-size:])  # a text shorter than the size is found nowhere: it has no place for itself
             if start is not None:
-                trusted = block_length if self._tokens_per_match is None else size * self._tokens_per_match
-                tokens = self._continuation(committed, start, min(block_length, trusted))
-                return Proposal(tokens, catch_up_seconds=catch_up_seconds, match_length=size)
+                num_tokens = block_length
+                if self._tokens_per_match is not None:
+                    num_tokens = min(block_length, size * self._tokens_per_match)
+                return Proposal(self._continuation(committed, start, num_tokens), None, catch_up_seconds, (), (), size)
         return Proposal(catch_up_seconds=catch_up_seconds)
 
-    def _catch_up(self, committed: Sequence[int]) -> float:
-        """Index what is new. Returns: seconds, of more than usual blocks bring: a prompt, or what others committed."""
-        if len(committed) - self._num_indexed <= USUAL_TOKENS:
-            self._extend(committed)
-            return 0.0
-        started = time.perf_counter()
-        self._extend(committed)
-        return time.perf_counter() - started
-
-    def _extend(self, committed: Sequence[int]) -> None:
-        self._index.extend(committed, range(self._num_indexed + 1, len(committed)), self._sizes)
-        self._num_indexed = max(self._num_indexed, len(committed) - 1)
-
     def _continuation(self, committed: Sequence[int], start: int, num_tokens: int) -> list[int]:
-        # a match that reaches the end of the text goes on into its own draft: "ab ab a" continues "b ab ab"
-        period = len(committed) - start
-        if num_tokens <= period:
-            tokens = list(committed[start : start + num_tokens])
-            return tokens if max(tokens) < self._vocab_size else with_logits(tokens, self._vocab_size)
-        tokens = [committed[start + offset % period] for offset in range(num_tokens)]
-        return with_logits(tokens, self._vocab_size)
+        tokens = [*committed[start : start + num_tokens]]
+        if len(tokens) < num_tokens:  # a match that reaches the end goes on into its own draft: "ab ab a" by "b ab ab"
+            tokens = (tokens * num_tokens)[:num_tokens]
+        return tokens if max(tokens) < self._vocab_size else with_logits(tokens, self._vocab_size)

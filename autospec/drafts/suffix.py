@@ -145,21 +145,21 @@ class SuffixSession:
         self._automaton = SuffixAutomaton()
 
     def propose(self, committed: Sequence[int], block_length: int) -> Proposal:
-        started, num_new = time.perf_counter(), len(committed) - self._automaton.num_tokens
-        self._automaton.extend(committed[self._automaton.num_tokens :])
-        catch_up_seconds = time.perf_counter() - started if num_new > USUAL_TOKENS else 0.0
-        found = [self._here(block_length), *(self._in(index, committed, block_length) for index in self._indexes)]
-        tokens, scores, match_length = max(found, key=lambda draft: sum(draft[1]))
-        tokens = with_logits(tokens, self._vocab_size)
-        scores = scores[: len(tokens)]
-        return Proposal(tokens, catch_up_seconds=catch_up_seconds, scores=scores, match_length=match_length)
-
-    def _here(self, block_length: int) -> _Draft:
-        longest = next(iter(self._automaton.matches(self._min_match)), None)
-        if longest is None:
-            return [], [], 0
-        state, length = longest
-        return *self._automaton.continuation(state, block_length, self._min_score), length
+        automaton = self._automaton
+        new = committed[automaton.num_tokens :]
+        started = time.perf_counter() if len(new) > USUAL_TOKENS else None
+        automaton.extend(new)
+        catch_up_seconds = 0.0 if started is None else time.perf_counter() - started
+        state, match_length = automaton.longest_match(self._min_match)
+        tokens, scores = automaton.continuation(state, block_length, self._min_score)
+        for index in self._indexes:
+            found = self._in(index, committed, block_length)
+            if sum(found[1]) > sum(scores):
+                tokens, scores, match_length = found
+        if tokens and max(tokens) >= self._vocab_size:
+            tokens = with_logits(tokens, self._vocab_size)
+            scores = scores[: len(tokens)]
+        return Proposal(tokens, None, catch_up_seconds, (), scores, match_length)
 
     def _in(self, index: SuffixIndex, committed: Sequence[int], block_length: int) -> _Draft:
         length, first, last = index.longest_match(committed, self._min_match)

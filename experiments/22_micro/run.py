@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ FOLDER = Path(__file__).parent
 BAR = 2.0
 BLOCK_LENGTH = 8
 VOCABULARY = 49_152
+WEIGHT_BYTES = 269_000_000
+"""Of SmolLM2-135M in bfloat16: what a forward reads, and the caches then hold."""
 RESAMPLES = 2_000
 
 Timed = Callable[[], float]
@@ -272,12 +275,37 @@ def suffix(repeats: int) -> Iterator[Row]:
     yield compared("suffix", "this request alone", ours, lambda: along(bare_suffix(), tokens), repeats)
 
 
+def bare_choice(segments: int, num_sources: int, num_offers: int, lengths: Sequence[int]) -> Callable[[int], int]:
+    """Arrays alone: from counts of a segment to the acceptance of each position, to the tokens expected of each action.
+
+    What offers are like moves the odds of theirs. Nothing is remembered or said, and nobody counts blocks or budgets.
+    """
+    rng = np.random.default_rng(0)
+    positions = max(lengths)
+    accepted = rng.uniform(0.0, 4.0, (segments, num_sources, positions))
+    rejected = rng.uniform(0.0, 4.0, (segments, num_sources, positions))
+    moves = rng.uniform(-1.0, 1.0, (num_offers, positions))
+    seconds = rng.uniform(1.0, 4.0, (num_sources, len(lengths)))
+    places = np.array(lengths) - 1
+
+    def choose(segment: int) -> int:
+        odds = (accepted[segment] + 2.0) / (rejected[segment] + 2.0)
+        odds[:num_offers] *= np.exp(moves)
+        survival = (odds / (odds + 1.0)).cumprod(axis=1)
+        tokens = survival.cumsum(axis=1).take(places, axis=1) + 1.0
+        return int((tokens / seconds).argmax())
+
+    return choose
+
+
 def choice(repeats: int, segments: int) -> Iterator[Row]:
-    """Of 60 actions; floor: the best of as many goodputs, from arrays that are there."""
+    """Of 60 actions; floors: the best of goodputs that are there already, and with reckoning them from the counts."""
     choosing = script("16_choosing")
     traffic = choosing.Traffic(segments, seed=0)
     costs = choosing.Costs()
     tokens, seconds = np.random.default_rng(0).uniform(1.0, 4.0, (2, len(choosing.SOURCES) * len(choosing.LENGTHS)))
+    weights = torch.zeros(WEIGHT_BYTES // 4)
+    bare = bare_choice(segments, len(choosing.SOURCES), len(choosing.RETRIEVAL), choosing.LENGTHS)
     makes = {"auto": lambda: Guard(Goodput(costs), costs, name="auto"), "goodput": lambda: Goodput(costs)}
     for name, make in makes.items():
         policy = make()
@@ -285,20 +313,32 @@ def choice(repeats: int, segments: int) -> Iterator[Row]:
             learn(policy, traffic, number)
         rng = np.random.default_rng(1)
 
-        def ours(policy: Any = policy, rng: Any = rng) -> float:
+        def ours(before: Callable[[], Any], policy: Any = policy, rng: Any = rng) -> float:
             number, taken = int(rng.integers(segments)), []
             for block in range(choosing.BLOCKS):
                 context, right = traffic.block(number, 1 + 3 * block)
+                before()
                 started = time.perf_counter()
                 action = policy.choose(context)
                 taken.append(time.perf_counter() - started)
                 policy.observe(traffic.outcome(context, action, right))
             return statistics.median(taken)
 
-        def floor() -> float:
+        def argmax() -> float:
             return statistics.median(seconds_of(lambda: int((tokens / seconds).argmax())) for _ in range(12))
 
-        yield compared("choice", f"{name}, {segments} segments", ours, floor, repeats)
+        def reckoned(before: Callable[[], Any], rng: Any = rng) -> float:
+            number, taken = int(rng.integers(segments)), []
+            for _ in range(choosing.BLOCKS):
+                before()
+                taken.append(seconds_of(lambda: bare(number)))
+            return statistics.median(taken)
+
+        at_once, case = partial(ours, lambda: None), f"{name}, {segments} segments"
+        yield compared("choice", f"{case}, over argmax", at_once, argmax, repeats)
+        yield compared("choice", f"{case}, over numpy", at_once, partial(reckoned, lambda: None), repeats)
+        sides = partial(ours, weights.sum), partial(reckoned, weights.sum)
+        yield compared("choice", f"{case}, over numpy, after a forward", *sides, repeats)
 
 
 def learn(policy: Any, traffic: Any, number: int) -> None:
