@@ -354,3 +354,25 @@ class Comparison:
     first_difference: int | None = None  # output position of the first differing token
     logit_gap: float | None = None  # target's own gap between the two tokens there, plain forward
     is_tie: bool | None = None  # the gap lies within the stated tolerance of the dtype
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounters:
+    """What an engine has counted since it began, all its requests together. None: it does not say."""
+
+    engine: str  # as in `host:8000`; of several in one process, `host:8000/1`
+    target: str
+    device: str
+    source: str  # what drafts there
+    scraped_at: datetime  # UTC
+    began_at: datetime | None  # when it began to count
+    requests: int | None = None  # that have ended, however
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None  # of requests that have not ended, too
+    request_tokens: int | None = None  # output tokens of those that have ended
+    request_seconds: float | None = None  # that these ran for, waiting not counted
+    steps: int | None = None  # of the engine
+    num_drafts: int | None = None  # a request's steps that had draft tokens; None: it does not speculate
+    num_draft_tokens: int | None = None
+    num_accepted_tokens: int | None = None
+    accepted: tuple[int, ...] = ()  # [j] drafts of which at least j + 1 tokens were accepted

@@ -23,13 +23,14 @@ from autospec.types import (
     CalibrationSample,
     Comparison,
     Deployment,
+    EngineCounters,
     PhaseSeconds,
     PolicyState,
     PolicyVersion,
     RequestRecord,
 )
 
-Record = RequestRecord | Comparison | PolicyVersion | CalibrationSample | PolicyState
+Record = RequestRecord | Comparison | PolicyVersion | CalibrationSample | PolicyState | EngineCounters
 
 NAME_LIMIT = 255
 """Characters of a name that is indexed: PostgreSQL refuses index entries above 2,704 bytes."""
@@ -241,6 +242,8 @@ def to_entry(item: Record) -> dict[str, Any]:
         case PolicyState():
             row = {**states.to_row(item), "policy": clean_text(item.policy)}
             return {"policy_state": row, "deployment": deployment_to_row(item.deployment)}
+        case EngineCounters():
+            return {"engine": _engine_to_row(item)}
     raise ConfigurationError(f"{type(item).__name__} is no record")
 
 
@@ -287,6 +290,21 @@ def _calibration_to_row(item: CalibrationSample) -> dict[str, Any]:
         "tokens": int(item.tokens),
         "context_tokens": int(item.context_tokens),
         "seconds": float(item.seconds),
+    }
+
+
+def _engine_to_row(item: EngineCounters) -> dict[str, Any]:
+    counts = {name: value for name, value in asdict(item).items() if isinstance(value, (int, float))}
+    if not all(math.isfinite(value) and 0 <= value < 1 << 63 for value in (*counts.values(), *item.accepted)):
+        raise ConfigurationError(f"{item!r} must hold counts")
+    scraped_at = to_microseconds(item.scraped_at)
+    return {
+        **asdict(item),
+        **{name: clean_text(getattr(item, name)) for name in ("engine", "target", "device", "source")},
+        "began_at": None if item.began_at is None else to_microseconds(item.began_at),
+        "hour": scraped_at - scraped_at % 3_600_000_000,
+        "scraped_at": scraped_at,
+        "accepted": list(item.accepted),
     }
 
 

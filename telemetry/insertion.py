@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Table, and_, delete, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql.dml import Insert
 
-from autospec.telemetry import rollups
+from autospec.telemetry import engines, rollups
 from autospec.telemetry.schema import (
     Base,
     CalibrationRow,
@@ -42,6 +42,7 @@ def insert(connection: Connection, entries: Entries) -> None:
     samples = [_placed(entry, "calibration", places) for entry in entries if "calibration" in entry]
     _insert_if_any(connection, CalibrationRow, [_timed(row, "measured_at") for row in samples])
     _insert_states(connection, [_placed(entry, "policy_state", places) for entry in entries if "policy_state" in entry])
+    engines.insert(connection, [entry["engine"] for entry in entries if "engine" in entry])
 
 
 def _insert_places(connection: Connection, entries: Entries) -> dict[str, int]:

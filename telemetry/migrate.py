@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
     from sqlalchemy import Connection
 
-REVISIONS = ("0001", "0002", "0003")
+REVISIONS = ("0001", "0002", "0003", "0004")
 """The revisions in migrations/versions, oldest first (a test compares)."""
 
 _alembic_lock = threading.Lock()  # Alembic keeps its context in a module global

@@ -23,7 +23,7 @@ from autospec.telemetry import codec, endings
 from autospec.telemetry.backlog import Backlog
 from autospec.telemetry.spool import START, Entry, decode, encode, folder_for, orphans
 from autospec.telemetry.store import Store
-from autospec.types import CalibrationSample, Comparison, PolicyState, PolicyVersion, RequestRecord
+from autospec.types import CalibrationSample, Comparison, EngineCounters, PolicyState, PolicyVersion, RequestRecord
 
 BATCH_RECORDS = 500
 LONGEST_PAUSE_SECONDS = 5.0
@@ -147,7 +147,7 @@ class Recorder:
         """Queues a comparison. Never waits for the database and never raises."""
         self._put(comparison)
 
-    def note(self, item: PolicyVersion | CalibrationSample | PolicyState) -> None:
+    def note(self, item: PolicyVersion | CalibrationSample | PolicyState | EngineCounters) -> None:
         """Queues what is known besides requests. Never waits for the database and never raises."""
         self._put(item)
 

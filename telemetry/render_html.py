@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+from autospec.telemetry.engine_tables import engine_tables
 from autospec.telemetry.labels import visible
 from autospec.telemetry.pages.definitions import definition
 from autospec.telemetry.pages.marks import axis_of
@@ -26,7 +28,7 @@ def to_html(report: Report, title: str = "autospec report") -> str:
     Returns:
         The document. Every name in it is escaped and shortened.
     """
-    found = tables(report)
+    found: list[Table[Any]] = [*tables(report), *engine_tables(report.engines)]
     return render(
         "report.html",
         {
@@ -48,6 +50,6 @@ def _worst_first(row: SegmentRow) -> float:
     return math.inf if row.speed_up is None else row.speed_up
 
 
-def _meanings(found: list[Table]) -> dict[str, str]:
+def _meanings(found: list[Table[Any]]) -> dict[str, str]:
     columns = [column for table in found for column in table.columns if column.definition]
     return {column.header: column.definition for column in columns} | {name: definition(name) for name in ALSO_SHOWN}

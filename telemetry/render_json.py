@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from datetime import UTC
+from typing import TYPE_CHECKING, Any
 
 from autospec.telemetry.rows import Prediction, Report, SegmentRow
+
+if TYPE_CHECKING:
+    from autospec.telemetry.engines import EngineSums
 
 
 def to_dict(report: Report) -> dict[str, Any]:
@@ -19,6 +23,7 @@ def to_dict(report: Report) -> dict[str, Any]:
         "basis": report.basis,
         "segments": [_row(row) for row in report.segments],
         "all": _row(report.all),
+        "engines": [_engine(row) for row in report.engines],
     }
 
 
@@ -68,3 +73,16 @@ def _row(row: SegmentRow) -> dict[str, Any]:
 
 def _prediction(prediction: Prediction) -> dict[str, Any]:
     return {**asdict(prediction), "speed_up": prediction.speed_up, "share_slower": prediction.share_slower}
+
+
+def _engine(row: EngineSums) -> dict[str, Any]:
+    return {
+        **asdict(row),
+        "first": row.first.astimezone(UTC).isoformat(),
+        "last": row.last.astimezone(UTC).isoformat(),
+        "accepted": list(row.accepted),
+        "tokens_per_second": row.tokens_per_second,
+        "tokens_per_step": row.tokens_per_step,
+        "mean_acceptance_length": row.mean_acceptance_length,
+        "share_accepted": list(row.share_accepted),
+    }

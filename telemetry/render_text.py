@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import textwrap
+from typing import Any
 
+from autospec.telemetry.engine_tables import engine_tables
 from autospec.telemetry.labels import clip, columns, pad
 from autospec.telemetry.rows import Report
 from autospec.telemetry.tables import EMPTY, UNMATCHED, Table, methods, tables
@@ -22,9 +24,9 @@ def to_text(report: Report, width: int = 120) -> str:
     Returns:
         The text, ending in a newline.
     """
-    if report.is_empty:
+    if report.is_empty and not report.engines:
         return EMPTY + "\n"
-    found = tables(report)
+    found: list[Table[Any]] = [*tables(report), *engine_tables(report.engines)]
     lines = [line for text in report.measured for line in textwrap.wrap(text, width, subsequent_indent="    ")]
     lines.append("")
     for table in found:
@@ -32,7 +34,8 @@ def to_text(report: Report, width: int = 120) -> str:
     for column in [column for table in found for column in table.columns if column.definition]:
         text = f"{' '.join(_header(column.header))}: {column.definition}"
         lines += textwrap.wrap(text, width, subsequent_indent="    ")
-    lines += ["", "How the intervals were made:" if methods(report) else "No interval: too little data."]
+    if not report.is_empty:
+        lines += ["", "How the intervals were made:" if methods(report) else "No interval: too little data."]
     for method in methods(report):
         lines += textwrap.wrap(method, width, initial_indent="  ", subsequent_indent="    ")
     if report.unmatched_comparisons:
@@ -40,7 +43,7 @@ def to_text(report: Report, width: int = 120) -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def _lines(table: Table, width: int) -> list[str]:
+def _lines(table: Table[Any], width: int) -> list[str]:
     names = [table.row_names(row) for row in table.rows]
     cells = [[column.cell(row) for column in table.columns] for row in table.rows]
     headers = [_header(column.header) for column in table.columns]
@@ -68,7 +71,7 @@ def _lines(table: Table, width: int) -> list[str]:
     rule = "-" * columns(lines[-1])
     lines.append(rule)
     for index, (name_row, cell_row) in enumerate(zip(names, cells, strict=True)):
-        if index == len(cells) - 1 and index > 0:
+        if index == len(cells) - 1 and index > 0 and not table.rows[index].group:
             lines.append(rule)
         line = [pad(clip(name, size), size) for name, size in zip(name_row, name_widths, strict=True)]
         line += [pad(cell, size, right=True) for cell, size in zip(cell_row, widths, strict=True)]

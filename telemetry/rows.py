@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from autospec.types import PhaseSeconds
+
+if TYPE_CHECKING:
+    from autospec.telemetry.engines import EngineSums
 
 TOO_LITTLE_DATA = "too little data"
 NO_OUTPUT_TOKENS = "no output tokens"
@@ -135,6 +139,7 @@ class Report:
     measured: tuple[str, ...] = ()  # what, where, under which policy and when; one line each
     unmatched_comparisons: int = 0  # comparisons one of whose requests is not in the report
     basis: str = "requests"  # or `hours`: sums by the hour, which stay when old requests are pruned
+    engines: tuple[EngineSums, ...] = ()  # known by their counters alone; in no row
 
     @property
     def fewest(self) -> int:
@@ -143,6 +148,7 @@ class Report:
 
     @property
     def is_empty(self) -> bool:
+        """Without a request; there may be engines all the same."""
         return self.all.requests == 0 and self.all.control_requests == 0
 
 

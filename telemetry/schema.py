@@ -312,3 +312,32 @@ class HourlyPositions(Base):
     hour: Mapped[datetime] = _key()
     at_risk: Mapped[int] = mapped_column(BigInteger())
     accepted: Mapped[int] = mapped_column(BigInteger())
+
+
+class EngineRow(Base):
+    """What an engine had counted since it began, when it was last seen within an hour. Sums are differences of rows.
+
+    The latest scrape of an hour stands for all before it, so that the same one twice, in any order and by any number of
+    scrapers, leaves the same row.
+    """
+
+    __tablename__ = "engine_counters"
+    __table_args__ = (Index(None, "scraped_at"), IN_KEY_ORDER)
+
+    engine: Mapped[str] = _key()
+    target: Mapped[str] = _key()
+    began_at: Mapped[datetime] = _key()  # counting; where the engine does not say, when it was first seen
+    hour: Mapped[datetime] = _key()
+    scraped_at: Mapped[datetime]
+    device: Mapped[str]
+    source: Mapped[str]
+    requests: Mapped[int | None] = mapped_column(BigInteger())  # None, here and below: the engine does not say
+    prompt_tokens: Mapped[int | None] = mapped_column(BigInteger())
+    output_tokens: Mapped[int | None] = mapped_column(BigInteger())
+    request_tokens: Mapped[int | None] = mapped_column(BigInteger())
+    request_seconds: Mapped[float | None]
+    steps: Mapped[int | None] = mapped_column(BigInteger())
+    num_drafts: Mapped[int | None] = mapped_column(BigInteger())
+    num_draft_tokens: Mapped[int | None] = mapped_column(BigInteger())
+    num_accepted_tokens: Mapped[int | None] = mapped_column(BigInteger())
+    accepted: Mapped[list[Any]]  # [j] drafts of which at least j + 1 tokens were accepted

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from autospec.telemetry.labels import visible
 from autospec.telemetry.rows import Report, SegmentRow
+
+
+class Grouped(Protocol):
+    """A row of a table."""
+
+    @property
+    def group(self) -> Mapping[str, str]: ...
+
+
+R = TypeVar("R", bound=Grouped)
 
 ABSENT = "-"
 EMPTY = "No requests are recorded here yet."
@@ -18,20 +29,20 @@ PHASES = ("prefill", "draft", "verify", "correction", "emission", "other", "tota
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class Column(Generic[R]):
     header: str
     definition: str
-    cell: Callable[[SegmentRow], str]
+    cell: Callable[[R], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class Table(Generic[R]):
     title: str
     names: tuple[str, ...]  # headers of the columns that hold names
-    columns: tuple[Column, ...]
-    rows: tuple[SegmentRow, ...]  # the last one is over everything
+    columns: tuple[Column[R], ...]
+    rows: tuple[R, ...]  # one without a group is over everything
 
-    def row_names(self, row: SegmentRow) -> list[str]:
+    def row_names(self, row: R) -> list[str]:
         """The group's names, fit to be shown."""
         if not row.group:
             return ["all", *[""] * (len(self.names) - 1)]
@@ -65,7 +76,7 @@ def counted(part: int, whole: int) -> str:
     return f"{part} of {whole}" if whole else ABSENT
 
 
-SPEED = (
+SPEED: tuple[Column[SegmentRow], ...] = (
     Column(
         "requests",
         "generate calls under a policy; control requests are not among them.",
@@ -100,7 +111,7 @@ SPEED = (
     ),
 )
 
-DRAFTING = (
+DRAFTING: tuple[Column[SegmentRow], ...] = (
     Column("failed", "requests that ended in an error; their seconds count.", lambda row: str(row.failed_requests)),
     Column(
         "fallback",
@@ -128,7 +139,7 @@ DRAFTING = (
     ),
 )
 
-PREDICTED = (
+PREDICTED: tuple[Column[SegmentRow], ...] = (
     Column(
         "predicted",
         "requests whose plain decoding was predicted by the cost model; a control is not needed for it.",
@@ -155,7 +166,7 @@ PREDICTED = (
     Column("models", "MiB of weights, target and drafts.", lambda row: mebibytes(row.model_bytes)),
 )
 
-EXACTNESS = (
+EXACTNESS: tuple[Column[SegmentRow], ...] = (
     Column(
         "greedy identical",
         "greedy outputs that equal their control's, token by token.",
@@ -180,7 +191,7 @@ EXACTNESS = (
 )
 
 
-def phase_columns() -> tuple[Column, ...]:
+def phase_columns() -> tuple[Column[SegmentRow], ...]:
     definitions = {
         "prefill": "the prompt's own forward.",
         "draft": "proposing draft tokens.",
@@ -197,7 +208,7 @@ def phase_columns() -> tuple[Column, ...]:
     return tuple(Column(phase, definitions[phase], seconds(phase)) for phase in PHASES)
 
 
-def position_columns(count: int) -> tuple[Column, ...]:
+def position_columns(count: int) -> tuple[Column[SegmentRow], ...]:
     def accepted(position: int) -> Callable[[SegmentRow], str]:
         def cell(row: SegmentRow) -> str:
             shares = row.acceptance_by_position
@@ -208,8 +219,10 @@ def position_columns(count: int) -> tuple[Column, ...]:
     return tuple(Column(str(position + 1), "", accepted(position)) for position in range(count))
 
 
-def tables(report: Report) -> list[Table]:
-    """What the report shows, in order; acceptance by position only if a draft token was judged."""
+def tables(report: Report) -> list[Table[SegmentRow]]:
+    """What the report shows of requests, in order; acceptance by position only if a draft token was judged."""
+    if report.is_empty:
+        return []
     rows = (*report.segments, report.all)
     names = report.group_by or ("",)
     found = [

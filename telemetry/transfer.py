@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Table, func, select, tuple_
+from sqlalchemy import Connection, Table, func, literal, select, tuple_
 
 from autospec.errors import ConfigurationError
 from autospec.telemetry.schema import (
@@ -17,6 +17,7 @@ from autospec.telemetry.schema import (
     CalibrationRow,
     ComparisonRow,
     DeploymentRow,
+    EngineRow,
     HourlyRequests,
     PolicyStateRow,
     PolicyVersionRow,
@@ -36,6 +37,7 @@ KINDS = {
     "policy_version": "policy_versions",
     "calibration": "calibration_samples",
     "policy_state": "policy_states",
+    "engine": "engine_counters",
 }
 """Kinds of entries, and the names of their tables and files."""
 
@@ -49,10 +51,11 @@ _JSON_COLUMNS = {
     "policy_version": ("settings",),
     "calibration": (),
     "policy_state": ("inherited",),
+    "engine": ("accepted",),
 }
 _PLACED = ("request", "calibration", "policy_state")
 _UNREADABLE = (ValueError, TypeError, OverflowError, RecursionError)  # JSON or a time that is none
-_TIMES = ("started_at", "made_at", "measured_at", "updated_at")
+_TIMES = ("started_at", "made_at", "measured_at", "updated_at", "scraped_at", "began_at", "hour")
 
 _log = logging.getLogger("autospec.telemetry")
 
@@ -71,6 +74,7 @@ def entries(store: Store) -> Iterator[list[Entry]]:
         ("policy_version", PolicyVersionRow, ("version",)),
         ("calibration", CalibrationRow, ("id",)),
         ("policy_state", PolicyStateRow, ("family", "version", "process")),
+        ("engine", EngineRow, ("engine", "target", "began_at", "hour")),
         ("request", RequestRow, ("id",)),
         ("comparison", ComparisonRow, ("id",)),
     ):
@@ -192,23 +196,33 @@ def _rows(
     columns = [table.c[name] for name in key]
     keys = select(*columns).order_by(*columns).limit(limit)
     if last is not None:
-        keys = keys.where(tuple_(*columns) > tuple_(*last))
+        keys = keys.where(tuple_(*columns) > _bound(columns, last))
     found = [tuple(row) for row in connection.execute(keys)]
     if not found:
         return [], None
     query = select(table).order_by(*columns)
     try:
-        page = query.where(tuple_(*columns) >= tuple_(*found[0]), tuple_(*columns) <= tuple_(*found[-1]))
+        page = query.where(
+            tuple_(*columns) >= _bound(columns, found[0]), tuple_(*columns) <= _bound(columns, found[-1])
+        )
         return [dict(row) for row in connection.execute(page).mappings()], found[-1]
     except _UNREADABLE:
         pass
     rows = []
     for each in found:
         try:
-            rows += [dict(row) for row in connection.execute(query.where(tuple_(*columns) == tuple_(*each))).mappings()]
+            rows += [
+                dict(row)
+                for row in connection.execute(query.where(tuple_(*columns) == _bound(columns, each))).mappings()
+            ]
         except _UNREADABLE as error:
             _log.warning("%s %s cannot be read and is left out: %s", table.name, ", ".join(map(str, each)), error)
     return rows, found[-1]
+
+
+def _bound(columns: Sequence[Any], values: Sequence[Any]) -> Any:
+    """A key as the database has it: times are numbers there."""
+    return tuple_(*(literal(value, column.type) for column, value in zip(columns, values, strict=True)))
 
 
 def _places(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> dict[int, Entry]:
@@ -388,7 +402,14 @@ def _read_parquet(path: Path, page: int) -> Iterator[list[dict[str, Any]]]:
         raise ConfigurationError(f"{path} cannot be read as Parquet: {error}") from error
 
 
-_TABLES: tuple[type[Base], ...] = (RequestRow, ComparisonRow, PolicyVersionRow, CalibrationRow, PolicyStateRow)
+_TABLES: tuple[type[Base], ...] = (
+    RequestRow,
+    ComparisonRow,
+    PolicyVersionRow,
+    CalibrationRow,
+    PolicyStateRow,
+    EngineRow,
+)
 _WRITERS: Mapping[str, Callable[[Path], Any]] = {"csv": _CsvWriter, "parquet": _ParquetWriter}
 _READERS: Mapping[str, Callable[[Path, int], Iterable[list[dict[str, Any]]]]] = {
     "csv": _read_csv,

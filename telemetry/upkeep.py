@@ -11,6 +11,7 @@ from sqlalchemy import Connection, delete, exists, func, insert, inspect, select
 from sqlalchemy.orm import Session, aliased
 
 from autospec.errors import ConfigurationError
+from autospec.telemetry import engines
 from autospec.telemetry.rollups import hour_of
 from autospec.telemetry.schema import (
     Base,
@@ -63,7 +64,8 @@ def prune(store: Store, before: datetime, *, hours: bool = False, progress: Prog
     Args:
         store: the database.
         before: an aware datetime at least a day ago.
-        hours: delete the sums by the hour of that time, too; without it the report by hours stays what it was.
+        hours: delete the sums by the hour of that time, too, and what engines had counted; without it the report by
+            hours stays what it was.
         progress: called with the number of requests deleted in each transaction.
 
     Returns:
@@ -116,9 +118,11 @@ def prune(store: Store, before: datetime, *, hours: bool = False, progress: Prog
         connection.execute(delete(PolicyStateRow).where(PolicyStateRow.updated_at < before))
         connection.execute(delete(CalibrationRow).where(CalibrationRow.measured_at < before, is_replaced))
     if hours:
+        hour = hour_of(before.astimezone(UTC))
         with store.writing() as connection:
             for table in (HourlyRequests, HourlyActions, HourlyPositions):
-                connection.execute(delete(table).where(table.hour < hour_of(before.astimezone(UTC))))
+                connection.execute(delete(table).where(table.hour < hour))
+            engines.prune(connection, hour)
     return total
 
 

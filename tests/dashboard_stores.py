@@ -28,6 +28,7 @@ from autospec.types import (
     CalibrationSample,
     Comparison,
     Deployment,
+    EngineCounters,
     PhaseSeconds,
     PolicyState,
     PolicyVersion,
@@ -157,6 +158,15 @@ def fill(store: Store, segments: Sequence[tuple[str, float]] = (("fast", 1.5), (
     store.write([codec.to_entry(item) for item in extra])
 
 
+def engine(name: str, **changes: object) -> EngineCounters:
+    """An engine that is known by its counters."""
+    found = EngineCounters(
+        name, "target-a", "vllm", "ngram", NOON, NOON - timedelta(hours=3),
+        12, 3_000, 1_200, 1_200, 48.0, 300, 240, 720, 480, (200, 160, 120),
+    )  # fmt: skip
+    return replace(found, **changes)  # type: ignore[arg-type]
+
+
 def fill_hostile(store: Store) -> None:
     """Names, texts and reasons that try to act on a page."""
     for place, name in enumerate(HOSTILE):
@@ -165,6 +175,7 @@ def fill_hostile(store: Store) -> None:
         place_of_it = Deployment(name, name, name, name, (name,), {name: name})
         more = record(31_000 + place, name, fallback_reason=name, actions={f"{name}:2": 3}, notes=name, run=name)
         store.add([replace(more, deployment=place_of_it)])
+        store.write([codec.to_entry(engine(name, target=name, device=name, source=name))])
 
 
 def fill_large(store: Store, requests: int = 5_000_000, segments: int = 40, days: int = 14) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from json import dumps
 from pathlib import Path
@@ -88,6 +89,7 @@ def load_report(
     """The report of a database, opened read-only."""
     from autospec.errors import ConfigurationError
     from autospec.telemetry import hourly
+    from autospec.telemetry.engines import engine_sums
     from autospec.telemetry.report import GROUP_KEYS, build_report
     from autospec.telemetry.store import Store
 
@@ -107,8 +109,10 @@ def load_report(
             and hourly.num_requests(opened, since, until, enough=MOST_REQUESTS) > MOST_REQUESTS
         ):
             basis = "hours"
+        engines = engine_sums(opened, since, until) if run is None else ()  # they know no runs
         if basis == "hours":
-            return hourly.build_hourly_report(opened, group_by=group_by, since=since, until=until)
+            report = hourly.build_hourly_report(opened, group_by=group_by, since=since, until=until)
+            return replace(report, engines=engines)
         if run is not None:
             runs = opened.runs()
             run = runs[-1] if run == "last" and runs else run
@@ -117,7 +121,8 @@ def load_report(
         requests = opened.requests(run=run, since=since)
         if until is not None:
             requests = (record for record in requests if record.started_at < until)
-        return build_report(requests, opened.comparisons(run=run), group_by=group_by)
+        report = build_report(requests, opened.comparisons(run=run), group_by=group_by)
+        return replace(report, engines=engines)
 
 
 def print_report(report: Report, form: str, html: Path | None) -> None:

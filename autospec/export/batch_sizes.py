@@ -75,7 +75,8 @@ def measured_steps(store: Store) -> Callable[[float], float]:
     grid = [(float(tokens), seconds) for tokens, seconds in newest_steps(store, "target", device="vllm:%")]
     if len(grid) < 2:
         raise ConfigurationError(
-            f"{store.url}: no engine has told what its steps cost: serve with the proposer for a while (docs/vllm.md)"
+            f"{store.url}: no engine has told what its steps cost: serve with the proposer for a while, or measure "
+            "one with autospec calibrate --vllm (docs/vllm.md)"
         )
     return lambda num_tokens: on_line(grid, num_tokens)
 

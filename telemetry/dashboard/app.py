@@ -44,6 +44,7 @@ from autospec.telemetry.dashboard.security import COOKIE, HEADERS, Secured, chec
 from autospec.telemetry.dashboard.segment import load_segment
 from autospec.telemetry.dashboard.tokens import Decoder, texts_of
 from autospec.telemetry.dashboard.tuning import OPTUNA_DASHBOARD, label, load_tuning
+from autospec.telemetry.engine_tables import engine_tables
 from autospec.telemetry.explain import LAST
 from autospec.telemetry.pages import marks
 from autospec.telemetry.pages.definitions import DEFINITIONS
@@ -180,6 +181,7 @@ class Pages:
             found=found,
             row=found.report.all,
             rows=rows,
+            engine_tables=engine_tables(found.report.engines),
             axis=marks.axis_of([line.row for line in found.lines]),
             sorting=sorting,
             search=search,

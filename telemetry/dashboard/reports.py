@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import func, or_, select
@@ -13,9 +14,18 @@ from autospec.errors import ConfigurationError
 from autospec.telemetry import codec, hourly
 from autospec.telemetry.dashboard.filters import Filters
 from autospec.telemetry.dashboard.slices import Slice, between, conditions, deployments
+from autospec.telemetry.engines import engine_sums
 from autospec.telemetry.report import build_report
 from autospec.telemetry.rows import Report
-from autospec.telemetry.schema import ComparisonRow, DeploymentRow, HorizonRow, HourlyRequests, RequestRow
+from autospec.telemetry.schema import (
+    ComparisonRow,
+    DeploymentRow,
+    EngineRow,
+    HorizonRow,
+    HourlyRequests,
+    RequestRow,
+    to_microseconds,
+)
 from autospec.telemetry.store import Store
 from autospec.types import Comparison, RequestRecord
 
@@ -39,7 +49,7 @@ def load_report(
     segment: str | None = None,
     with_positions: bool = True,
 ) -> Report:
-    """The report of the requests that the filters ask for.
+    """The report of the requests and engines that the filters ask for.
 
     Args:
         store: the database.
@@ -52,6 +62,17 @@ def load_report(
         ConfigurationError: requests are asked for one by one, and there are too many.
         StoreError: the database cannot be read.
     """
+    report = _of_requests(store, filters, group_by, segment, with_positions=with_positions)
+    has_engines = segment is None and not (filters.policy or filters.version or filters.decoding)  # counters know none
+    if not has_engines:
+        return report
+    engines = engine_sums(store, filters.since, filters.until, target=filters.target, device=filters.device)
+    return replace(report, engines=engines)
+
+
+def _of_requests(
+    store: Store, filters: Filters, group_by: Sequence[str], segment: str | None, *, with_positions: bool
+) -> Report:
     part = Slice(store, filters, segment, with_positions=with_positions)
     asked = filters.basis == "requests" or filters.version is not None
     if filters.basis != "hours":
@@ -119,11 +140,13 @@ def stamp(store: Store) -> str:
         last.scalar_subquery(),
         select(func.max(ComparisonRow.id)).scalar_subquery(),
         select(HorizonRow.pruned_before).scalar_subquery(),
+        select(func.max(EngineRow.scraped_at)).scalar_subquery(),
     )
     with store.reading() as connection:
-        requests, name, comparisons, horizon = connection.execute(query).one()
+        requests, name, comparisons, *times = connection.execute(query).one()
     name = re.sub(r"[^0-9a-f]", "", name or "")[-12:]
-    return f"{requests or 0}-{name}-{comparisons or 0}-{0 if horizon is None else horizon.timestamp():.0f}"
+    said = "-".join("0" if time is None else f"{to_microseconds(time)}" for time in times)
+    return f"{requests or 0}-{name}-{comparisons or 0}-{said}"
 
 
 def _matching(store: Store, filters: Filters) -> Any:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from autospec.telemetry.tables import DRAFTING, PREDICTED, SPEED, phase_columns
+from autospec.telemetry.engine_tables import COUNTED, SPAN
+from autospec.telemetry.tables import DRAFTING, PREDICTED, SPEED, Column, phase_columns
 
-OF_REPORT = (*SPEED, *DRAFTING, *PREDICTED)
+OF_REPORT: tuple[Column[Any], ...] = (*SPEED, *DRAFTING, *PREDICTED, *COUNTED, *SPAN)
 
 DEFINITIONS: Mapping[str, str] = {
     **{column.header.replace("\u00a0", " "): column.definition for column in OF_REPORT},
