@@ -6,11 +6,13 @@ import argparse
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 FOLDER = Path(__file__).parent
 VARIABLE = "AUTOSPEC_PROMPTS"
 QUESTIONS = "questions of Spec-Bench, JSON lines with question_id, segment and turns (experiments/04_spec_bench)"
@@ -44,3 +46,10 @@ def script(folder: str, name: str = "run") -> ModuleType:
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+def turned(arms: Sequence[T], number: int) -> list[T]:
+    """In another order for each number: turned by so many, and every second time backwards."""
+    start = number % len(arms) if arms else 0
+    found = [*arms[start:], *arms[:start]]
+    return found if number % 2 == 0 else found[::-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,32 +18,26 @@ class ArmError(Exception):
     """What was asked for raised over there, or the process ended."""
 
 
-class Client:
-    """A running worker.
+class Process:
+    """One that answers JSON lines, as `worker.serve` does.
 
     Args:
-        python: of the environment.
-        threads: for torch over there.
-        log: what the process writes to stderr, and what packages print.
-        is_own: the environment that autospec runs in; others do not see this checkout.
-        costs: where autospec keeps the costs that it measures.
+        command: that starts it.
+        environment: its variables, all of them.
+        log: what it writes to stderr.
     """
 
-    def __init__(self, python: Path, threads: int, log: Path, *, is_own: bool, costs: Path) -> None:
-        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        environment |= {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "AUTOSPEC_COSTS": str(costs)}
-        if is_own:
-            environment["PYTHONPATH"] = str(ROOT)
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         self._log = log
         with log.open("a", encoding="utf-8") as errors:
             self._process = subprocess.Popen(
-                [str(python), str(SCRIPT), "--threads", str(threads)],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
                 encoding="utf-8",
-                env=environment,
+                env=dict(environment),
             )
         self.hello: dict[str, Any] = self.ask("hello")
 
@@ -50,7 +45,7 @@ class Client:
         """Send a request and wait for the reply.
 
         Raises:
-            ArmError: it raised over there (the worker goes on), or the worker has ended.
+            ArmError: it raised over there (the process goes on), or the process has ended.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -69,13 +64,32 @@ class Client:
         return found
 
     def close(self) -> None:
-        """Closing stdin ends the worker."""
+        """Closing stdin ends it."""
         with self._process, suppress(BrokenPipeError):  # it may have ended by itself
             assert self._process.stdin is not None
             self._process.stdin.close()
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Process:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+class Client(Process):
+    """A running worker.
+
+    Args:
+        python: of the environment.
+        threads: for torch over there.
+        log: what the process writes to stderr, and what packages print.
+        is_own: the environment that autospec runs in; others do not see this checkout.
+        costs: where autospec keeps the costs that it measures.
+    """
+
+    def __init__(self, python: Path, threads: int, log: Path, *, is_own: bool, costs: Path) -> None:
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        environment |= {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "AUTOSPEC_COSTS": str(costs)}
+        if is_own:
+            environment["PYTHONPATH"] = str(ROOT)
+        super().__init__([str(python), str(SCRIPT), "--threads", str(threads)], environment, log)

@@ -27,7 +27,7 @@ sys.path.insert(1, str(Path(__file__).parent.parent))
 import torch
 from arms import AUTOS, BASE, FAMILIES, REHEARSED, SINGLE, Arm, Family
 from client import ArmError, Client
-from common import DECODINGS, add_prompts, need_prompts
+from common import DECODINGS, add_prompts, need_prompts, turned
 from environments import OWN, PEERS, python_of
 from prompts import Prompt, available, choose, read
 from summary import best_setting, summarise
@@ -157,7 +157,7 @@ class Bench:
         bar = tqdm(total=len(ready) * len(prompts), desc=f"{phase}, {dtype}, {decoding}", unit="answer")
         failed: set[str] = set()
         for number, prompt in enumerate(prompts):
-            for arm in _turned(ready, number):
+            for arm in turned(ready, number):
                 is_done = (arm.name, prompt.prompt_id) in done
                 if arm.name not in failed and (arm.learns or not is_done):  # a pool is filled again after a break
                     try:
@@ -274,13 +274,6 @@ class Bench:
         memory = 0.0 if self.options.no_memory else arms * ARM_SECONDS
         starts = len(self.clients) * START_SECONDS * len(dtypes) + 8.0 * groups
         return max(0.0, left) * groups * whole + memory + starts
-
-
-def _turned(arms: Sequence[Arm], number: int) -> list[Arm]:
-    """In another order for each prompt."""
-    start = number % len(arms) if arms else 0
-    turned = [*arms[start:], *arms[:start]]
-    return turned if number % 2 == 0 else turned[::-1]
 
 
 def results_of(bench: Bench, segments: Mapping[str, Sequence[Prompt]]) -> dict[str, Any]:
