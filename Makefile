@@ -28,7 +28,7 @@ AXE_READY := $(AXE)/node_modules/.package-lock.json
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: $(COMPAT)/%/.ready
-.PHONY: help setup demo test test-compat test-vllm vllm bench bench-peers bench-prompts bench-verification profile lint format types lock model postgres browser compiler axe clean
+.PHONY: help setup demo test test-compat test-vllm vllm vllm-suffix bench bench-peers bench-prompts bench-verification profile lint format types lock model postgres browser compiler axe clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,8 @@ test-compat: compat-5.17 ## the decoder's tests on transformers 5.17 and on the 
 	else $(MAKE) --no-print-directory "compat-$$newest"; fi
 
 vllm: $(VLLM_READY) ## make .vllm, an environment of its own with vLLM on the CPU (about 3 GB)
+
+vllm-suffix: $(VLLM)/.suffix ## vLLM's own suffix decoding in .vllm, which experiments/26_vllm measures: builds a package
 
 test-vllm: $(VLLM_READY) model postgres ## the tests with real vLLM on the CPU (make test has those without it)
 	OMP_NUM_THREADS=1 VLLM_CPU_KVCACHE_SPACE=1 $(VLLM)/bin/python -m pytest -W default tests/vllm
@@ -169,4 +171,13 @@ $(VLLM_READY): requirements-vllm.txt pyproject.toml
 	nice $(VLLM)/bin/python -m pip -qq install --requirement requirements-vllm.txt
 	$(VLLM)/bin/python -m pip -qq uninstall --yes torchvision torchaudio torchcodec
 	$(VLLM)/bin/python -m pip -qq install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# There is no wheel of it. Its build asks for a torch of its own, which it does not link, and so has the one that is here; what
+# it is built with stays out of the environment.
+$(VLLM)/.suffix: $(VLLM_READY) | compiler
+	$(VLLM)/bin/python -m pip -qq install --no-warn-conflicts --upgrade --target $(VLLM)/build cmake nanobind==2.9.2 grpcio-tools
+	PATH="$(abspath $(VLLM))/build/bin:$$PATH" PYTHONPATH="$(abspath $(VLLM))/build" \
+	  $(VLLM)/bin/python -m pip -qq install --no-deps --no-build-isolation arctic-inference==0.1.1
+	rm -rf $(VLLM)/build
 	@touch $@
