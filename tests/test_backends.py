@@ -598,7 +598,7 @@ class TestWhatIsNotPrepared:
 
     @pytest.mark.parametrize("backend", ["fast", "inductor", None, 3])
     def test_unknown(self, target: Any, backend: Any) -> None:
-        with pytest.raises(ConfigurationError, match="known are auto, eager, compile"):
+        with pytest.raises(ConfigurationError, match="known are auto, eager, packed, compile"):
             autospec.wrap(target, backend=backend)
 
     @pytest.mark.parametrize(
