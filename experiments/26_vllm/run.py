@@ -302,7 +302,7 @@ def parse_options() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
         "--limits", type=_counts, default=(2, 3, 6), help=f"prompts of each segment and decoding, at {sizes} at once"
     )
     parser.add_argument(
-        "--other-limits", type=_counts, default=(1, 1, 3), help="the same of those that settings are tried on"
+        "--other-limits", type=_counts, default=(1, 1, 2), help="the same of those that settings are tried on"
     )
     parser.add_argument("--tokens", type=int, default=40, help="of each answer, at most")
     parser.add_argument("--most-prompt", type=int, default=1024, help="tokens")
