@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import threading
 from collections import Counter
@@ -223,6 +224,31 @@ class TestModel:
             target.generate(tiny.prompt(), logits_processor=LogitsProcessorList([Look(fail)]), **GREEDY)
         assert is_clean(target)
         assert said(target, tiny.prompt(), **GREEDY) == own(target, tiny.prompt(), **GREEDY)
+
+    def test_a_child_forked_meanwhile_has_the_models_own_layers(self, target: Any, speculator: Any) -> None:
+        def fork() -> int:
+            child = os.fork()
+            if not child:
+                os._exit(0 if is_clean(target) and not speculator.backend.packed[1]._users else 1)
+            return os.waitpid(child, 0)[1]
+
+        look = Look(fork)
+        target.generate(tiny.prompt(), logits_processor=LogitsProcessorList([look]), **GREEDY)
+        assert set(look.seen) == {0}
+        assert is_clean(target)
+
+    def test_no_memory_to_pack_anew(self, target: Any, speculator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(self: PackedLinears) -> None:
+            raise RuntimeError("not enough memory")
+
+        ids = tiny.prompt()
+        target.load_state_dict(tiny.llama(seed=9, dtype=torch.float32).state_dict())
+        with monkeypatch.context() as patch:
+            patch.setattr(PackedLinears, "_pack", fail)
+            assert said(target, ids, **GREEDY) == own(target, ids, **GREEDY)
+            assert "could not be packed anew: not enough memory" in speculator.last_request.notes
+        assert said(target, ids, **GREEDY) == own(target, ids, **GREEDY)
+        assert speculator.last_request.notes is None
 
     @pytest.mark.parametrize("how", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
     def test_copies_made_meanwhile_are_their_own(self, target: Any, speculator: Any, how: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel
 
 from autospec.backends.agreement import agree
 from autospec.backends.base import CannotPrepareError
+from autospec.fetching import one_line
 from autospec.forks import renew_after_fork
 
 NAME = "packed"
@@ -93,7 +95,7 @@ class PackedLinears:
             if why is None:
                 with self._lock:
                     self._users[user] -= 1
-                    if not self._users[user]:
+                    if self._users[user] <= 0:  # below it: this is a forked child, where it was forgotten
                         del self._users[user]
                     if not self._users:
                         for layer in self._layers:
@@ -115,8 +117,17 @@ class PackedLinears:
                 return "the model was moved, converted or changed after its layers were packed"
         elif torch.equal(torch.cat(self._rows[self._round]), self._kept[self._round]):
             return None
-        self._pack()
+        try:
+            self._pack()
+        except RuntimeError as error:  # no memory for it
+            return f"its layers could not be packed anew: {one_line(error)}"
         return None
+
+    def forget_users(self) -> None:
+        """In a forked child: whoever used it is not there, and another thread may get the same number."""
+        self._users.clear()
+        for layer in self._layers:
+            layer.uninstall()
 
     def _pack(self) -> None:
         with torch.inference_mode(False), torch.no_grad():
@@ -150,7 +161,8 @@ class _Layer:
         vars(self.module)["forward"] = self._forward
 
     def uninstall(self) -> None:
-        vars(self.module).pop("forward", None)
+        if vars(self.module).get("forward") is self._forward:
+            del vars(self.module)["forward"]
 
 
 class _Forward:
@@ -174,6 +186,15 @@ class _Forward:
     def __reduce__(self) -> Any:
         """A copy of the model that is made meanwhile runs as ever, by its own weights."""
         return partial, (nn.Linear.forward, self._module)
+
+
+def _forget_users() -> None:
+    for each in list(_known.values()):
+        each.forget_users()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_users)
 
 
 @torch.no_grad()
