@@ -21,6 +21,9 @@ DECODINGS: dict[str, dict[str, Any]] = {
     "T = 0.8": {"do_sample": True, "temperature": 0.8, "top_k": 0},
 }
 
+MIX = "all"
+"""In the place of a segment, or of a way to choose tokens: all of them."""
+
 
 def add_prompts(parser: argparse.ArgumentParser) -> None:
     """The option --prompts, by default the file that the environment names."""
@@ -53,3 +56,19 @@ def turned(arms: Sequence[T], number: int) -> list[T]:
     start = number % len(arms) if arms else 0
     found = [*arms[start:], *arms[:start]]
     return found if number % 2 == 0 else found[::-1]
+
+
+def interval(values: Sequence[float]) -> str:
+    """A ratio in words. Args: values: it, and the ends of its interval."""
+    value, low, high = values
+    return f"{value:.2f} ({low:.2f} to {high:.2f})"
+
+
+def line(*cells: str) -> str:
+    """A row of a table in Markdown."""
+    return f"| {' | '.join('all segments' if cell == MIX else cell for cell in cells)} |"
+
+
+def rule(columns: int) -> str:
+    """What stands below a table's heads."""
+    return "|" + "---|" * columns

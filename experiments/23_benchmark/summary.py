@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from common import MIX
 
 RESAMPLES = 4_000
-MIX = "all"
-"""All segments together."""
 
 Row = Mapping[str, Any]
 """`arm`, `prompt`, `segment`, `seconds`, `output_tokens`; `verdict` where it was compared."""

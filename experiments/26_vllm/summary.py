@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 from arms import AUTOS, FAMILIES, NAMES, NONE
-from common import script
+from common import MIX, script
 
-MIX = "all"
-"""Both ways of choosing tokens together, or all segments."""
 PERCENTILES = (50, 90, 99)
 BARS = {"alone_over_best_fixed": 1.0, "crowded_over_none": 0.98, "proposer_share": 0.03}
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from arms import NONE
-from summary import BARS, MIX, proposer_share
+from common import MIX, interval, line, rule
+from summary import BARS, proposer_share
 
 
 def tables(results: Mapping[str, Any]) -> str:
@@ -31,15 +32,15 @@ def _rates(concurrency: str, groups: Mapping[str, Any], chosen: Mapping[str, str
     decodings = [name for name in groups if name != MIX]
     columns = (*(f"{name}, tokens/s" for name in decodings), "mix, tokens/s", "answers, p50 / p90 / p99 s")
     yield f"### {concurrency} at once\n"
-    yield _line("arm", *columns, "accepted of drafted", "drafted a step", "proposer of a step", "greedy as none")
-    yield _rule(len(columns) + 5)
+    yield line("arm", *columns, "accepted of drafted", "drafted a step", "proposer of a step", "greedy as none")
+    yield rule(len(columns) + 5)
     for arm, entry in groups[MIX]["arms"].items():
         rates = [f"{groups[name]['arms'][arm]['tokens_per_second']:.1f}" for name in (*decodings, MIX)]
         latency = " / ".join(f"{seconds:.2f}" for seconds in entry["latency_seconds"].values())
         drafted, steps = entry["num_draft_tokens"], entry["num_steps"]
         accepted = f"{entry['num_accepted_tokens'] / drafted:.2f}" if drafted else ""
         share = f"{proposer_share(entry):.2%}" if entry["proposer"] else ""
-        yield _line(
+        yield line(
             f"{arm} ({chosen[arm]})" if arm in chosen else arm,
             *rates,
             latency,
@@ -53,43 +54,30 @@ def _rates(concurrency: str, groups: Mapping[str, Any], chosen: Mapping[str, str
 
 def _segments(over_none: Mapping[str, Mapping[str, Sequence[float]]]) -> Iterator[str]:
     columns = list(over_none[NONE])
-    yield _line("over none, by the requests' own seconds per token", *columns)
-    yield _rule(len(columns) + 1)
+    yield line("over none, by the requests' own seconds per token", *columns)
+    yield rule(len(columns) + 1)
     for arm, ratios in over_none.items():
         if arm != NONE:
-            yield _line(arm, *(_ratio(ratios[column]) for column in columns))
+            yield line(arm, *(interval(ratios[column]) for column in columns))
     yield ""
 
 
 def _bars(bars: Mapping[str, Any]) -> Iterator[str]:
-    yield _line("bar", *bars)
-    yield _rule(len(bars) + 1)
+    yield line("bar", *bars)
+    yield rule(len(bars) + 1)
     kinds = (
         (f"alone, over the best fixed: at least {BARS['alone_over_best_fixed']:g}", "alone_over_best_fixed", "alone"),
         (f"most at once, over none: at least {BARS['crowded_over_none']:g}", "crowded_over_none", "crowded"),
     )
     for said, key, kind in kinds:
-        yield _line(said, *(f"{bar[key]:.3f}, {_verdict(bar[f'is_{kind}_met'])}" for bar in bars.values()))
+        yield line(said, *(f"{bar[key]:.3f}, {_verdict(bar[f'is_{kind}_met'])}" for bar in bars.values()))
     shares = (
         f"{' / '.join(f'{share:.2%}' for share in bar['proposer_share'].values())}, {_verdict(bar['is_share_met'])}"
         for bar in bars.values()
     )
-    yield _line(f"proposer of a step: under {BARS['proposer_share']:.0%}", *shares)
-    yield _line("best fixed, alone", *(bar["best_fixed_alone"] for bar in bars.values()))
+    yield line(f"proposer of a step: under {BARS['proposer_share']:.0%}", *shares)
+    yield line("best fixed, alone", *(bar["best_fixed_alone"] for bar in bars.values()))
 
 
 def _verdict(is_met: bool) -> str:
     return "met" if is_met else "missed"
-
-
-def _ratio(ratio: Sequence[float]) -> str:
-    value, low, high = ratio
-    return f"{value:.2f} ({low:.2f} to {high:.2f})"
-
-
-def _line(*cells: str) -> str:
-    return f"| {' | '.join('all segments' if cell == MIX else cell for cell in cells)} |"
-
-
-def _rule(columns: int) -> str:
-    return "|" + "---|" * columns
