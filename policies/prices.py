@@ -48,6 +48,7 @@ class Prices:
         self._longest = longest
         self._cheapest = getattr(costs, "cheapest_width", None) if pads else None
         self._read_seconds = getattr(costs, "catch_up_seconds", None)
+        self._grows = getattr(costs, "depends_on_context", True)
         self._lists: dict[int, PriceList] = {}
         self._version: object = None
 
@@ -56,7 +57,7 @@ class Prices:
         version = getattr(self._costs, "version", 0)
         if version != self._version or len(self._lists) > _MOST:
             self._lists, self._version = {}, version
-        key = context_tokens // _CONTEXT_TOKENS
+        key = context_tokens // _CONTEXT_TOKENS if self._grows else 0
         prices = self._lists.get(key)
         if prices is None:
             lengths = list(self._costs.block_lengths)

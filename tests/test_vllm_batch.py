@@ -47,7 +47,7 @@ class Harness:
             sources,
             Controller(self.policy, control_share),
             self.costs,
-            segment_of=lambda prompt: f"s{prompt[0]}",
+            segment_of=lambda prompt, sampling: f"s{prompt[0]}",
             draft_request_of=draft_request,
             finish=self.ended.append,
             trace=1.0,
@@ -119,7 +119,8 @@ def test_rows_move_and_each_request_keeps_its_counts() -> None:
         if len(harness.engine.rows) > 2 and chance.random() < 0.3:
             harness.engine.swap(*chance.sample(range(len(harness.engine.rows)), 2))
         if harness.engine.rows and chance.random() < 0.1:
-            candidates = [each for each in harness.engine.rows if not each.is_done]
+            # one that is read again in the very next step, in the same row, is as if it had stayed
+            candidates = [each for each in harness.engine.rows if not each.is_done and len(each.text) > 7]
             if candidates:
                 harness.engine.preempt(chance.choice(candidates))
     harness.batch.close()
@@ -348,9 +349,8 @@ def test_drafting_stops_where_wide_steps_are_dear() -> None:
     harness.engine.add(*(Asked(str(i), [1 + i, 20, 21, 20], scramble(i), max_tokens=400) for i in range(4)))
     harness.finish()
     outcomes = [outcome for each in harness.ended for outcome in each.tally.outcomes or []]
-    early, late = outcomes[:100], [o for each in harness.ended for o in (each.tally.outcomes or [])[-100:]]
-    assert sum(outcome.num_draft_tokens for outcome in early) > 50
-    assert sum(outcome.num_draft_tokens for outcome in late) == 0
+    drafting = [outcome for outcome in outcomes if outcome.num_draft_tokens]
+    assert 0 < len(drafting) < 0.1 * len(outcomes)  # it was tried, and tried again after a while
     assert all("none off" in each.tally.decisions for each in harness.ended)
 
 
@@ -455,9 +455,11 @@ def test_drafting_stops_also_where_the_engine_cuts_drafts() -> None:
     harness.engine.run(150)
     drafted = sum(each.num_drafted for each in asked)
     harness.finish()
-    assert sum(each.num_drafted for each in asked) == drafted > 100
-    assert max(tokens for tokens, _ in harness.costs.points()) > 8
-    for tokens, seconds in harness.costs.points():
+    assert sum(each.num_drafted for each in asked) < 8 * drafted  # tried again once or twice
+    assert drafted > 30
+    points = harness.costs.points(is_sampled=True)  # as nothing is known of it
+    assert max(tokens for tokens, _ in points) > 8
+    for tokens, seconds in points:
         assert seconds == pytest.approx(0.01 * tokens, rel=0.02)
 
 
@@ -605,8 +607,9 @@ def test_alone_each_segment_is_judged_by_itself() -> None:
     harness.engine.add(*asked)
     harness.finish()
     assert all(each.num_accepted > 50 for each in asked[1::2])
-    assert asked[0].num_drafted > 100
-    assert asked[2].num_drafted == 0
+    assert asked[0].num_drafted > 30
+    drafting = [o for each in asked[2::2] for o in harness.of(each).tally.outcomes or [] if o.num_draft_tokens]
+    assert len(drafting) < 0.2 * sum(each.num_steps for each in asked[2::2])  # tried again at times
 
 
 def test_a_failure_loses_no_steps_that_were_only_followed() -> None:

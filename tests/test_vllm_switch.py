@@ -5,19 +5,26 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from autospec.integrations.vllm.switch import LEAST_OPEN, MOST_KINDS, PAUSE, PROBE, SURE, Switch
+from autospec.integrations.vllm.switch import LOOK_EVERY, MOST_KINDS, PAUSE, PROBE, SURE, Kind, Switch
 
 
-def drive(switch: Switch, steps: int, gain: Callable[[int], float], num_requests: int = 16) -> list[bool]:
+def kind(num_requests: int, segment: str = "s", *, is_sampled: bool = False) -> Kind:
+    return Kind.of(num_requests, is_sampled=is_sampled, segment=segment)
+
+
+MANY = kind(16)
+
+
+def drive(switch: Switch, steps: int, gain: Callable[[int], float], like: Kind = MANY) -> list[bool]:
     """Steps with drafting commit `gain` times as many tokens per second. Returns: whether each had drafting."""
-    chance = random.Random(3)
+    chance, num_requests = random.Random(3), 1 << like.octave
     was_on = []
     for step in range(steps):
-        on = switch.is_on(num_requests)
+        on = switch.is_on(like)
         noise = 1.0 + 0.2 * chance.random() + (20.0 if chance.random() < 0.01 else 0.0)
         tokens = num_requests + (chance.randrange(2 * num_requests) if on else 0)
         seconds = 2.0 / gain(step) if on else 1.0
-        switch.observe(num_requests, tokens, noise * seconds, was_on=on)
+        switch.observe(like, tokens, noise * seconds, was_on=on)
         was_on.append(on)
     return was_on
 
@@ -30,8 +37,8 @@ def test_it_stays_on_where_drafting_gains_and_plain_steps_are_few() -> None:
 
 def test_it_goes_off_where_drafting_loses_and_tries_again_ever_less() -> None:
     on = drive(Switch(), 6000, lambda step: 0.7)
-    assert all(on[:LEAST_OPEN])
-    assert sum(on[100:]) < 0.05 * len(on)
+    assert all(on[:LOOK_EVERY])
+    assert sum(on[50:]) < 0.05 * len(on)
     assert sum(on[1000:]) > 0  # it is tried again
 
 
@@ -42,14 +49,16 @@ def test_it_comes_back_when_drafting_gains_again() -> None:
 
 def test_batches_of_other_sizes_are_judged_apart() -> None:
     switch = Switch()
-    drive(switch, 1000, lambda step: 0.7, num_requests=16)
-    assert not switch.is_on(16)
-    assert switch.is_on(1)
+    drive(switch, 1000, lambda step: 0.7)
+    assert not switch.is_on(MANY)
+    assert switch.is_on(kind(1))
+    assert switch.is_on(kind(16, is_sampled=True))
+    assert not switch.is_on(kind(13))  # counted with 16
 
 
 def test_the_first_plain_steps_come_once_something_can_be_compared() -> None:
-    on = drive(Switch(), LEAST_OPEN + PROBE + 1, lambda step: 1.3)
-    assert on == [True] * LEAST_OPEN + [False] * PROBE + [True]
+    on = drive(Switch(), LOOK_EVERY + PROBE + 1, lambda step: 1.3)
+    assert on == [True] * LOOK_EVERY + [False] * PROBE + [True]
     assert PAUSE > 10 * PROBE
 
 
@@ -58,9 +67,9 @@ def test_what_plain_steps_cost_long_ago_is_forgotten() -> None:
     switch, on = Switch(), []
     for step in range(22_000):
         scale, gain = (2.0, 1.3) if step < 18_000 else (1.0, 0.8)
-        on.append(switch.is_on(16))
+        on.append(switch.is_on(MANY))
         seconds = scale * (2.0 / gain if on[-1] else 1.0)
-        switch.observe(16, 32 if on[-1] else 16, seconds, was_on=on[-1])
+        switch.observe(MANY, 32 if on[-1] else 16, seconds, was_on=on[-1])
     assert sum(on[10_000:18_000]) > 0.98 * 8_000
     assert sum(on[-1000:]) < 100
 
@@ -68,10 +77,10 @@ def test_what_plain_steps_cost_long_ago_is_forgotten() -> None:
 def test_a_few_plain_steps_that_were_fast_by_chance_are_looked_at_again() -> None:
     switch, num_plain, on = Switch(), 0, []
     for _ in range(300):
-        on.append(switch.is_on(16))
+        on.append(switch.is_on(MANY))
         num_plain += not on[-1]
         seconds = 2.0 / 1.2 if on[-1] else 0.5 if num_plain <= PROBE else 1.0
-        switch.observe(16, 32 if on[-1] else 16, seconds, was_on=on[-1])
+        switch.observe(MANY, 32 if on[-1] else 16, seconds, was_on=on[-1])
     assert num_plain == SURE
     assert all(on[-200:])
 
@@ -79,26 +88,65 @@ def test_a_few_plain_steps_that_were_fast_by_chance_are_looked_at_again() -> Non
 def test_a_probe_lasts_until_it_has_seen_plain_steps() -> None:
     """Steps that read a prompt tell nothing: here they are two of three."""
     switch, on = Switch(), []
-    for step in range(300):
-        on.append(switch.is_on(16))
+    for step in range(150):
+        on.append(switch.is_on(MANY))
         if step % 3 == 0:
-            switch.observe(16, 32 if on[-1] else 16, 2.0 / 0.7 if on[-1] else 1.0, was_on=on[-1])
-    assert not any(on[200:])
+            switch.observe(MANY, 32 if on[-1] else 16, 2.0 / 0.7 if on[-1] else 1.0, was_on=on[-1])
+    assert sum(on) < 3 * LOOK_EVERY  # the last of them tells
+    assert not any(on[100:])
 
 
 def test_a_probe_that_sees_nothing_is_given_up() -> None:
     switch = Switch()
-    on = [switch.is_on(16) for _ in range(5000)]
+    on = [switch.is_on(MANY) for _ in range(5000)]
     assert sum(on) > 0.95 * len(on)
 
 
 def test_kinds_of_batches_are_forgotten_when_there_are_too_many() -> None:
     switch = Switch()
-    for _ in range(LEAST_OPEN):
-        switch.is_on((1, "often"))
+    often = kind(1, "often")
+    for _ in range(LOOK_EVERY):
+        switch.is_on(often)
     for number in range(3 * MOST_KINDS):
-        switch.is_on((1, f"segment {number}"))
+        switch.is_on(kind(1, f"segment {number}"))
         if number % 100 == 0:
-            switch.is_on((1, "often"))
+            switch.is_on(often)
     assert len(switch._places) == MOST_KINDS
-    assert switch._places[1, "often"].since_plain > 0
+    assert switch._places[often].since_plain > 0
+
+
+def test_drafting_that_loses_much_is_off_after_a_few_steps() -> None:
+    """Of an answer of sixteen requests there are not many steps: a fifth of the time lost shows in eight of them."""
+    on = drive(Switch(), 60, lambda step: 0.8)
+    assert sum(on) == LOOK_EVERY
+    assert sum(drive(Switch(), 60, lambda step: 1.2)) >= 60 - 2 * PROBE
+
+
+def test_a_larger_batch_begins_as_smaller_ones_ended() -> None:
+    switch = Switch()
+    drive(switch, 200, lambda step: 0.7, kind(4))
+    assert not switch.is_on(kind(16))
+    assert switch.is_on(kind(2))
+    gaining = Switch()
+    drive(gaining, 200, lambda step: 1.3, kind(4))
+    assert gaining.is_on(kind(16))
+
+
+def test_a_segment_begins_with_what_all_of_them_brought() -> None:
+    """Of a request that is alone a step tells little; what other segments lost is known, and its own counts later."""
+    switch = Switch()
+    for number in range(4):
+        drive(switch, 60, lambda step: 0.6, kind(1, f"s{number}"))
+    tried = [drive(switch, 40, lambda step: 0.6, kind(1, f"t{number}")) for number in range(10)]
+    assert not any(map(any, tried))
+    on = drive(switch, 4000, lambda step: 1.6, kind(1, "gains"))
+    assert not any(on[:PAUSE])
+    assert sum(on[-3000:]) > 0.95 * 3000
+
+
+def test_a_segment_that_gains_is_not_switched_off_by_others() -> None:
+    switch = Switch()
+    drive(switch, 200, lambda step: 1.6, kind(1, "gains"))
+    for number in range(8):
+        drive(switch, 200, lambda step: 0.6, kind(1, f"s{number}"))
+    assert sum(drive(switch, 1000, lambda step: 1.6, kind(1, "gains"))) > 950

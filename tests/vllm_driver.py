@@ -29,6 +29,7 @@ class Asked:
     max_tokens: int = 24
     ignores_end: bool = False
     most_drafts: int = 10_000  # of a step, that its grammar lets through
+    temperature: float = 0.0
     output: list[int] = field(default_factory=list)
     drafts: list[int] = field(default_factory=list)  # to be verified in the next step
     num_read: int = 0  # tokens of the text that the engine has read
@@ -62,6 +63,12 @@ class Engine:
         self.waiting: list[Asked] = []
         self.lengths = np.zeros(max_num_seqs, dtype=np.int32)
         self.token_ids = np.zeros((max_num_seqs, MAX_MODEL_LEN), dtype=np.int32)
+        self.input_batch = SimpleNamespace(
+            temperature_cpu=np.zeros(max_num_seqs, dtype=np.float32),
+            top_p_cpu=np.ones(max_num_seqs, dtype=np.float32),
+            top_k_cpu=np.full(max_num_seqs, VOCAB_SIZE, dtype=np.int32),
+            vocab_size=VOCAB_SIZE,
+        )
         self.max_num_seqs = max_num_seqs
         self.most_drafts = 10_000  # of a request, that a step has room for
         self.calls = 0
@@ -97,6 +104,7 @@ class Engine:
             text = [*each.text]
             self.token_ids[row, : len(text)] = text
             self.lengths[row] = len(text)
+            self.input_batch.temperature_cpu[row] = each.temperature
         self.tick(self._num_tokens)
         if max((len(each.text) for each in self.rows), default=0) + self.num_speculative_tokens > self.asks_below:
             for each in self.rows:  # vLLM then lets a block of zeros be verified

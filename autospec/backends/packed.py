@@ -6,7 +6,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -17,13 +17,15 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from autospec.backends.agreement import agree
+from autospec.backends.attention import grouped_attention
 from autospec.backends.base import CannotPrepareError
+from autospec.caches import append
 from autospec.fetching import one_line
 from autospec.forks import renew_after_fork
 
 NAME = "packed"
-CHECK_TOKENS = 5
-"""Of the text whose logits are compared with the model's own."""
+CHECK_TOKENS = (5, 1, 3)
+"""Of the text whose logits are compared with the model's own: a prompt, a plain step and a block."""
 _INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}  # of each dtype that is packed, to compare bits
 _ROWS = 16  # of each weight, one of which is looked at before a request, in turn
 
@@ -35,7 +37,8 @@ class PackedLinears:
     """Packed copies of a model's linear layers, and their use while a request runs.
 
     The model itself stays as it is: only for as long as a request runs, and in its thread alone, its linear layers
-    multiply by their packed copies. All else in a forward (hooks, adapters, flags, caches of any kind) is the model's.
+    multiply by their packed copies, and its attention takes heads together (`grouped_attention`). All else in a forward
+    (hooks, adapters, flags, caches of any kind) is the model's.
 
     Weights that were replaced, moved or changed in place are packed anew before the next request. In-place changes are
     known by torch's own count of them; those made past it (through `.data`) by a row of each weight, another one in
@@ -90,7 +93,8 @@ class PackedLinears:
                         layer.install()
                 self._users[user] += 1
         try:
-            yield why
+            with nullcontext() if why else grouped_attention():
+                yield why
         finally:
             if why is None:
                 with self._lock:
@@ -205,14 +209,24 @@ def check_packed(model: PreTrainedModel, layers: PackedLinears) -> None:
         CannotPrepareError: they differ by more than rounding, or packed layers cannot be used now.
     """
     size = int(model.get_input_embeddings().weight.shape[0])
-    tokens = torch.randint(0, size, (1, CHECK_TOKENS), generator=torch.Generator().manual_seed(0))
-    expected = model(input_ids=tokens, use_cache=False, return_dict=True).logits[0]
+    tokens = torch.randint(0, size, (1, sum(CHECK_TOKENS)), generator=torch.Generator().manual_seed(0))
+    parts = torch.split(tokens, CHECK_TOKENS, dim=1)
+    expected = _logits(model, parts)
     with layers.lease(model) as why:
         if why:
             raise CannotPrepareError(why)
-        found = model(input_ids=tokens, use_cache=False, return_dict=True).logits[0]
+        found = _logits(model, parts)
     if not agree(found, expected):
         raise CannotPrepareError("its forward, packed, gives other logits")
+
+
+def _logits(model: PreTrainedModel, parts: Sequence[Tensor]) -> Tensor:
+    """[tokens, vocab_size], of parts of a text, one after the other over one cache, if the model has any."""
+    cache, logits = None, []
+    for part in parts:
+        found, cache = append(model, part, cache, logits_kept=part.shape[1])
+        logits.append(found)
+    return torch.cat(logits)
 
 
 def linear_layers(model: nn.Module) -> list[nn.Linear]:

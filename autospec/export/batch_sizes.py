@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from autospec.costs.batches import on_line
+from autospec.costs.steps import on_line
 from autospec.errors import ConfigurationError
 from autospec.telemetry.calibrations import newest_steps
 from autospec.telemetry.store import Store

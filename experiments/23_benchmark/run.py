@@ -108,6 +108,12 @@ class Bench:
         if not self.work.of("floor", dtype=dtype):
             self.work.add("floor", dtype=dtype, **self.clients[OWN].ask("floor"))
 
+    def begin(self, decoding: str) -> None:
+        """Sampled answers are all of full length: arms sample texts of their own, and a short one costs more by token,
+        for its prompt."""
+        for client in self.clients.values():
+            client.ask("ends", are_ignored=bool(DECODINGS[decoding]["do_sample"]))
+
     def ready(self, arms: Sequence[Arm]) -> list[Arm]:
         """Make arms; those that raise are left out, with a row that says why."""
         made = []
@@ -431,6 +437,7 @@ def main() -> int:
             if dtype != loaded:
                 bench.load(dtype)
                 loaded = dtype
+            bench.begin(decoding)
             bench.sweep(dtype, decoding)
             bench.answers("measure", bench.arms(dtype, decoding), bench.prompts, dtype, decoding, 0)
             if decoding == "greedy":

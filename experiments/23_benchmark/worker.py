@@ -49,6 +49,7 @@ class Loaded:
         self.folder, self.assistant_folder = folder, assistant
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), use_safetensors=True)
         self.model.eval()
+        self.end = self.model.generation_config.eos_token_id
         self.forwards = {"target": 0, "draft": 0}
         self._assistant: Any = None
         self.count(self.model, "target")
@@ -100,6 +101,12 @@ class Worker:
         self._loaded = None
         gc.collect()
         self._loaded = Loaded(folder, assistant, dtype)
+        return {}
+
+    def ends(self, are_ignored: bool) -> dict[str, Any]:
+        """Whether answers of arms that are made from now on go on past the end of sequence, to their full length."""
+        loaded = self._model()
+        loaded.model.generation_config.eos_token_id = None if are_ignored else loaded.end
         return {}
 
     def arm(self, name: str, kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -108,6 +108,8 @@ def test_greedy_answers_are_those_without_speculation_and_sampled_ones_are_accep
         assert record.deployment is not None
         assert record.deployment.host == "engine-1"
     assert len({record.segment for record in records}) > 2
+    decodings = sorted(record.decoding for record in records)
+    assert decodings == ["greedy"] * NUM_PROMPTS + ["sample temperature=0.8 top_p=0.95"] * len(SEEDED)
     treated = [record for record in records if not record.is_control]
     assert sum(record.num_accepted_tokens for record in treated) > 0.1 * sum(r.num_judged_tokens for r in treated)
     lengths = sorted(len(answer) for answers in ran.answers for answer in answers)

@@ -11,13 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autospec.controller import Controller
-from autospec.costs.batches import STALL, BatchCosts
+from autospec.costs.batches import BatchCosts
+from autospec.costs.steps import STALL
 from autospec.drafts.base import DraftRequest, DraftSource, Proposal
 from autospec.errors import ConfigurationError
 from autospec.integrations.vllm.quiet import Quiet
 from autospec.integrations.vllm.rows import History, Tokens, match
+from autospec.integrations.vllm.sampling import UNKNOWN, Sampling
 from autospec.integrations.vllm.served import MAX_OFFER, Block, Served, Step, Unsettled, plain
-from autospec.integrations.vllm.switch import Switch
+from autospec.integrations.vllm.switch import Kind, Switch
 from autospec.types import NONE, Action, BlockContext, Offer, RequestContext
 
 AWAY_SECONDS = 10.0
@@ -49,7 +51,7 @@ class Batch:
         sources: retrieval sources by name.
         controller: chooses, and learns.
         costs: of steps; learned here.
-        segment_of: the segment of a prompt.
+        segment_of: the segment of a prompt and how it is decoded.
         draft_request_of: what sources may know of a request in a segment.
         finish: takes a request that has ended.
         trace: share of the requests whose blocks are kept one by one.
@@ -63,7 +65,7 @@ class Batch:
         controller: Controller,
         costs: BatchCosts,
         *,
-        segment_of: Callable[[Sequence[int]], str],
+        segment_of: Callable[[Sequence[int], Sampling], str],
         draft_request_of: Callable[[str], DraftRequest],
         finish: Callable[[Served], None],
         trace: float = 0.0,
@@ -85,7 +87,7 @@ class Batch:
         self._returned: float | None = None  # when the last call did
         self._spent = 0.0  # seconds of that call
         self._is_near_the_end = False  # vLLM then asks for no drafts, of any request
-        self._kind: tuple[int, str | None] = (1, None)  # of the batch, for the switch
+        self._kind = Kind.of(1, is_sampled=True, segment=None)  # of the batch, for the switch
         self._was_on = True
         self._quiet: Quiet | None = None
         self._drafting_share = 1.0
@@ -97,6 +99,7 @@ class Batch:
         token_ids: Tokens,
         num_step_tokens: int | None = None,
         most: int | None = None,
+        sampling: Callable[[int], Sampling] = lambda row: UNKNOWN,
     ) -> list[list[int]]:
         """Drafts for each row, none where none pay.
 
@@ -106,6 +109,7 @@ class Batch:
             token_ids: [at least rows, longest].
             num_step_tokens: that the step ran over, as far as that is known.
             most: draft tokens of a request, where the engine wants fewer than usual.
+            sampling: of the request in a row.
         """
         now = self._clock()
         step_seconds = 0.0 if self._returned is None else now - self._returned
@@ -128,7 +132,9 @@ class Batch:
             may_have_missed=self._is_near_the_end,
             ends=self._limits.end_tokens,
         )
-        served = [each or self._new(token_ids[row, : before[row]]) for row, each in enumerate(matched.found)]
+        served = [
+            each or self._new(token_ids[row, : before[row]], sampling(row)) for row, each in enumerate(matched.found)
+        ]
         self._leave(matched.gone, served, now)
         self._rows = served
         for row, num_missed in enumerate(matched.num_missed):
@@ -180,9 +186,9 @@ class Batch:
         going_on = [each for each in self._rows if each.unsettled is None]
         if not going_on:
             return False
-        self._costs.serve(len(going_on), self._drafting_share)
-        segment = going_on[0].request.segment if len(going_on) == 1 else None  # what one loses, the next may gain
-        self._kind = self._costs.num_requests, segment
+        is_sampled = any(each.request.do_sample for each in going_on)
+        self._costs.serve(len(going_on), self._drafting_share, is_sampled=is_sampled)
+        self._kind = Kind.of(len(going_on), is_sampled=is_sampled, segment=going_on[0].request.segment)
         return self._switch.is_on(self._kind)
 
     def _learn_step(self, num_verified: int, num_committed: int, step_seconds: float) -> None:
@@ -200,21 +206,23 @@ class Batch:
             for served, tokens in zip(self._rows, quiet.by_row(), strict=True):
                 served.rest(_CONTROL if served.is_control else _LOSING, tokens, quiet.seconds, quiet.last_seen)
 
-    def _new(self, prompt: Tokens) -> Served:
+    def _new(self, prompt: Tokens, sampling: Sampling) -> Served:
         tokens = History(prompt)
-        segment = self._segment_of(tokens.text)
+        segment = self._segment_of(tokens.text, sampling)
         request = RequestContext(
             segment=segment,
             prompt_tokens=len(tokens),
             max_new_tokens=max(1, self._limits.max_model_len - len(tokens)),
-            do_sample=True,  # as far as is known
+            do_sample=sampling.do_sample,
             sources=tuple(self._sources),
+            temperature=sampling.temperature,
         )
         return Served(
             tokens,
             request,
             self._draft_request_of(segment),
             self._sources,
+            decoding=sampling.decoding,
             is_control=self._controller.is_control(request),
             keeps_blocks=self._random.random() < self._trace,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import inspect
 import logging
 import multiprocessing.util
 import threading
@@ -19,6 +20,7 @@ from autospec.drafts.registry import make_sources
 from autospec.errors import ConfigurationError
 from autospec.integrations.vllm.batch import Batch
 from autospec.integrations.vllm.engine import ShapeError, ending_with, is_leader, limits_of, read_call, tokenizer_of
+from autospec.integrations.vllm.sampling import UNKNOWN, Rows, Sampling, rows_of_caller
 from autospec.integrations.vllm.served import Served
 from autospec.integrations.vllm.settings import read_settings
 from autospec.integrations.vllm.telemetry import EngineTelemetry, describe_engine
@@ -34,6 +36,8 @@ COSTS_SECONDS = 600.0
 """Between two times that what steps cost goes to the store."""
 MOST_FAILURES = 100
 """Calls in a row that fail before the proposer drafts no more: each costs time, and none brings anything."""
+MOST_LOOKS = 8
+"""Calls in which it is looked for how requests are sampled, before that is taken to be unknown."""
 
 _log = logging.getLogger("autospec.vllm")
 
@@ -75,6 +79,8 @@ class Proposer:
         self._lock = threading.RLock()
         self._recording = threading.RLock()
         self._batch: Batch | None = None
+        self._rows: Rows | None = None  # of whatever calls, where it shows them
+        self._num_looks = 0
         self._is_closed = False
         self._costs_due = time.monotonic() + COSTS_SECONDS
         self._said: set[str] = set()
@@ -96,6 +102,9 @@ class Proposer:
         if self._is_closed or self._num_failures >= MOST_FAILURES:
             return nothing
         try:
+            if self._rows is None and self._num_looks < MOST_LOOKS:
+                self._num_looks += 1
+                self._rows = rows_of_caller(getattr(inspect.currentframe(), "f_back", None))
             with self._lock:
                 drafts = self._step(args, named)
             self._num_failures = 0
@@ -147,7 +156,8 @@ class Proposer:
                 resume=settings.resume,
                 run=settings.run,
             )
-            self._costs.begin_with(self._telemetry.known_steps)
+            for is_sampled, points in self._telemetry.known_steps.items():
+                self._costs.begin_with(points, is_sampled=is_sampled)
         self._make_draft_request = _draft_requests(int(self._config.model_config.get_vocab_size()))
         self._batch = Batch(
             ending_with(self._limits, self._tokenizer),
@@ -173,7 +183,8 @@ class Proposer:
             self._begin(None)
         if self._batch is None:
             return [[] for _ in call.sampled]
-        return self._batch.step(call.sampled, call.lengths, call.token_ids, call.num_step_tokens, call.most)
+        sampling = _unknown if self._rows is None else self._rows
+        return self._batch.step(call.sampled, call.lengths, call.token_ids, call.num_step_tokens, call.most, sampling)
 
     def _forget(self) -> None:
         try:
@@ -183,11 +194,13 @@ class Proposer:
         except Exception as error:  # noqa: BLE001  # it may be what failed before
             self._fail("plain steps are not counted", error)
 
-    def _segment_of(self, prompt: Sequence[int]) -> str:
+    def _segment_of(self, prompt: Sequence[int], sampling: Sampling) -> str:
         try:
             tokens, tokenizer = list(prompt), self._tokenizer
             text = (lambda: "") if tokenizer is None else (lambda: excerpt(tokens, tokenizer))
-            return clean(self._segmenter.assign(Prompt(text, len(tokens), do_sample=True, decoding="sample")).segment)
+            decoding = "sample" if sampling is UNKNOWN else sampling.decoding
+            seen = Prompt(text, len(tokens), do_sample=sampling.do_sample, decoding=decoding)
+            return clean(self._segmenter.assign(seen).segment)
         except Exception as error:  # noqa: BLE001  # a label for the report is never worth an answer
             self._fail(f"such requests are in segment {DEFAULT!r}", error)
             return DEFAULT
@@ -225,6 +238,10 @@ class Proposer:
         if kind not in self._said:
             self._said.add(kind)
             _log.error("autospec: %s: %s: %s", what, type(error).__name__, error, exc_info=error)
+
+
+def _unknown(row: int) -> Sampling:
+    return UNKNOWN
 
 
 def _num_rows(args: Sequence[Any], named: dict[str, Any]) -> int:

@@ -58,6 +58,7 @@ class Served:
         request: what policies may know.
         draft_request: what sources may know.
         sources: draft sources by name.
+        decoding: how tokens are chosen, as in a record.
         is_control: decoded plainly throughout.
         keeps_blocks: its blocks are kept one by one.
     """
@@ -69,10 +70,12 @@ class Served:
         draft_request: DraftRequest,
         sources: Mapping[str, DraftSource],
         *,
+        decoding: str,
         is_control: bool,
         keeps_blocks: bool,
     ) -> None:
         self.id = uuid.uuid4().hex
+        self.decoding = decoding
         self.history = history
         self.request = request
         self.draft_request = draft_request

@@ -1,4 +1,4 @@
-"""Whether drafting is worth while at all for a batch like this one: measured, by number of requests."""
+"""Whether drafting is worth while at all for a batch like this one: measured, by kind of batch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from autospec.costs.correction import winsorised_mean
 
 WINDOW = 128
 """Last steps that are compared, with drafting and without."""
-LEAST_OPEN = 32
-"""Steps with drafting before they are judged."""
+LOOK_EVERY = 8
+"""Steps with drafting between two looks at what they brought."""
+LEAST_OWN = 32
+"""Steps with drafting of a kind that was off before, until those of kinds like it are left out."""
 PROBE = 4
 """Plain steps by which it is known what those cost."""
 SURE = 16
@@ -21,7 +23,7 @@ MOST_UNSEEN = 4
 """Steps for each that a probe wants to see, until it is given up: those that read a prompt tell nothing."""
 PROBE_EVERY = 512
 """Steps with drafting after which plain ones are measured again."""
-PAUSE = 512
+PAUSE = 128
 """Plain steps after drafting lost, before it is tried again; twice as many after each more."""
 MOST_PAUSE = 2048
 LEAST_GAIN = 1.01
@@ -30,32 +32,87 @@ MOST_KINDS = 1024
 """Of batches, that are remembered: those seen last."""
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of batch.
+
+    Requests are counted by powers of two (5 to 8 are alike): a batch that runs empty would else be a new kind, of which
+    nothing is known, with every request that ends.
+    """
+
+    octave: int
+    is_sampled: bool  # any of them, as far as is known
+    segment: str | None  # of a request that is alone: what one segment loses, the next may gain
+
+    @classmethod
+    def of(cls, num_requests: int, *, is_sampled: bool, segment: str | None) -> Kind:
+        return cls((num_requests - 1).bit_length(), is_sampled, segment if num_requests == 1 else None)
+
+    @property
+    def all_segments(self) -> Kind:
+        return Kind(self.octave, self.is_sampled, None)
+
+    def smaller(self) -> list[Kind]:
+        """Batches of fewer requests: where drafting loses in these, it does so here, since verifying is dearer."""
+        return [Kind(octave, self.is_sampled, None) for octave in range(self.octave)]
+
+
 @dataclass(slots=True)
 class _Place:
     opened: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))  # tokens, seconds
     closed: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    since_plain: int = PROBE_EVERY - LEAST_OPEN
+    since_plain: int = PROBE_EVERY - LOOK_EVERY
     num_tried: int = 0  # steps with drafting since it was switched on
     num_wanted: int = 0  # plain steps that a probe still wants to see
     left_closed: int = 0
-    pause: int = 0
+    pause: int = 0  # the last one, 0 where drafting has not lost
 
     def probe(self, num_steps: int) -> None:
         self.num_wanted, self.left_closed, self.since_plain = num_steps, MOST_UNSEEN * num_steps, 0
+
+    def go_off(self) -> None:
+        self.pause = min(2 * self.pause, MOST_PAUSE) if self.pause else PAUSE
+        self.left_closed, self.since_plain, self.num_tried = self.pause, 0, 0
+
+    @property
+    def goodputs(self) -> tuple[float, float, float]:
+        """Tokens per second with drafting, and plainly; of their ratio the standard error, as a share."""
+        with_drafts, error = _goodput(self.opened)
+        plain, other_error = _goodput(self.closed)
+        return with_drafts, plain, math.hypot(error, other_error)
+
+    @property
+    def is_comparable(self) -> bool:
+        return len(self.opened) >= LOOK_EVERY and len(self.closed) >= PROBE
+
+    @property
+    def loses(self) -> bool:
+        """Does drafting lose by more than chance?"""
+        if not self.is_comparable:
+            return False
+        with_drafts, plain, error = self.goodputs
+        return with_drafts * (1.0 + error) < LEAST_GAIN * plain
+
+    @property
+    def gains(self) -> bool:
+        if self.num_tried < LEAST_OWN or not self.is_comparable:
+            return False
+        with_drafts, plain, _ = self.goodputs
+        return with_drafts >= LEAST_GAIN * plain
 
 
 class Switch:
     """Compares tokens per second of steps with and without drafting, the time of the proposer itself included.
 
     A policy weighs what one request gains; this sees what all of them together really got, with the time that choosing
-    and drafting for each of them takes. Kinds of batches are judged apart: by number of requests, and by whatever else
-    tells them apart. Not thread-safe.
+    and drafting for each of them takes. Kinds of batches are judged apart, but begin with what is known of others: a
+    segment with that of all segments, a batch with that of smaller ones. Not thread-safe.
     """
 
     def __init__(self) -> None:
         self._places: dict[Hashable, _Place] = {}
 
-    def is_on(self, kind: Hashable) -> bool:
+    def is_on(self, kind: Kind) -> bool:
         """May the next step have drafts? Asked once before each step."""
         place = self._place(kind)
         if not place.left_closed and place.since_plain >= PROBE_EVERY:
@@ -69,51 +126,55 @@ class Switch:
         place.since_plain += 1
         return True
 
-    def observe(self, kind: Hashable, num_tokens: int, seconds: float, *, was_on: bool) -> None:
+    def observe(self, kind: Kind, num_tokens: int, seconds: float, *, was_on: bool) -> None:
         """What a step came to. Args: num_tokens: committed, of all requests; seconds: from step to step."""
-        place = self._place(kind)
         if seconds <= 0.0:
             return
+        place = self._place(kind)
+        for each in {id(found): found for found in (place, self._place(kind.all_segments))}.values():
+            (each.opened if was_on else each.closed).append((num_tokens, seconds))
         if was_on:
-            place.opened.append((num_tokens, seconds))
             place.num_tried += 1
-            is_time = place.num_tried % LEAST_OPEN == 0
+            is_time = place.num_tried % LOOK_EVERY == 0
         else:
-            place.closed.append((num_tokens, seconds))
             is_time = place.num_wanted == 1
             place.num_wanted = max(0, place.num_wanted - 1)
             if is_time:
                 place.left_closed = 0
-        if is_time and place.num_tried >= LEAST_OPEN and len(place.closed) >= PROBE:
-            _judge(place)
+        if is_time and place.num_tried >= LOOK_EVERY:
+            self._judge(kind, place)
 
-    def _place(self, kind: Hashable) -> _Place:
-        place = self._places.pop(kind) if kind in self._places else _Place()
+    def _judge(self, kind: Kind, place: _Place) -> None:
+        is_tried_again = place.pause > 0
+        seen = place if is_tried_again or len(place.opened) >= LEAST_OWN else self._place(kind.all_segments)
+        if not seen.loses:
+            if place.gains:
+                place.pause = 0
+            return
+        if len(seen.closed) < SURE:
+            place.probe(SURE - len(seen.closed))  # a few steps may be fast by chance
+            return
+        place.go_off()
+        place.opened.clear()
+
+    def _place(self, kind: Kind) -> _Place:
+        place = self._places.pop(kind, None)
+        if place is None:
+            place = _Place()
+            like = [self._places[each] for each in (kind.all_segments, *kind.smaller()) if each in self._places]
+            if any(each.pause or each.loses for each in like):
+                place.go_off()
         self._places[kind] = place
         if len(self._places) > MOST_KINDS:
             del self._places[next(iter(self._places))]
         return place
 
 
-def _judge(place: _Place) -> None:
-    goodput, error = _goodput(place.opened)
-    least = LEAST_GAIN * _goodput(place.closed)[0]
-    if goodput + error >= least:
-        if goodput >= least:
-            place.pause = 0
-        return
-    if len(place.closed) < SURE:
-        place.probe(SURE - len(place.closed))  # a few steps may be fast by chance
-        return
-    place.pause = min(2 * place.pause, MOST_PAUSE) if place.pause else PAUSE
-    place.left_closed, place.since_plain, place.num_tried = place.pause, 0, 0
-    place.opened.clear()
-
-
 def _goodput(steps: deque[tuple[int, float]]) -> tuple[float, float]:
-    """Tokens per second and its standard error; a stalled step counts as much as the slowest of the usual ones."""
+    """Tokens per second, and its standard error as a share; a stalled step counts as much as the slowest usual ones."""
     tokens = [num for num, _ in steps]
     mean = sum(tokens) / len(tokens)
-    spread = sum((num - mean) ** 2 for num in tokens) / len(tokens)
     seconds = winsorised_mean(seconds for _, seconds in steps)
-    return mean / seconds, math.sqrt(spread / len(tokens)) / seconds
+    # of a ratio: what each step got beyond what its time should bring
+    beyond = [(num - mean * min(each, 2.0 * seconds) / seconds) / mean for num, each in steps]
+    return mean / seconds, math.sqrt(sum(each * each for each in beyond)) / len(beyond)

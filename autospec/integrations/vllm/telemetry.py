@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 RETRY_SECONDS = 30.0
 MOST_WAITING = 50_000
-DECODING = "unknown: vLLM tells proposers nothing of sampling"
+SAMPLED = f"{TARGET}, sampled"
+"""What steps cost in which a request is sampled, among measured costs; the others are under the target's name."""
 ENGINE = "vllm"
 """What marks a deployment, in its device and among its versions."""
 
@@ -72,7 +73,8 @@ class EngineTelemetry:
         self._is_closed = False
         self._said = ""  # why the store could not be used, last
         self._noted_steps = 0
-        self.known_steps: list[tuple[int, float]] = []  # tokens and seconds, of an engine like this one
+        self.known_steps: dict[bool, list[tuple[int, float]]] = {}
+        """Tokens and seconds of steps, of an engine like this one, by whether any request in them was sampled."""
         self._open(resume=resume)
 
     def record(self, served: Served) -> None:
@@ -100,8 +102,10 @@ class EngineTelemetry:
             if self._recorder is None or costs.num_steps == self._noted_steps:
                 return
             self._noted_steps, now = costs.num_steps, datetime.now(UTC)
-            for tokens, seconds in costs.points():
-                self._recorder.note(CalibrationSample(self._deployment, now, TARGET, tokens, 0, seconds))
+            greedy, sampled = costs.points(), costs.points(is_sampled=True)
+            for source, points in ((TARGET, greedy or sampled), (SAMPLED, sampled)):
+                for tokens, seconds in points:
+                    self._recorder.note(CalibrationSample(self._deployment, now, source, tokens, 0, seconds))
 
     def flush(self) -> None:
         """Wait until everything recorded so far is in the database, for ten seconds at most."""
@@ -141,7 +145,10 @@ class EngineTelemetry:
         if resume:
             learned.resume()
             try:
-                self.known_steps = newest_steps(recorder.store, TARGET, like=self._deployment)
+                self.known_steps = {
+                    is_sampled: newest_steps(recorder.store, source, like=self._deployment)
+                    for is_sampled, source in ((False, TARGET), (True, SAMPLED))
+                }
             except (StoreError, ConfigurationError) as error:
                 _log.warning("what steps cost other engines could not be read: %s", one_line(error))
         self._recorder, self._learned = recorder, learned
@@ -166,8 +173,8 @@ class EngineTelemetry:
             segment=served.request.segment,
             policy="off" if served.is_control else self._policy.name,
             is_control=served.is_control,
-            do_sample=True,
-            decoding=DECODING,
+            do_sample=served.request.do_sample,
+            decoding=served.decoding,
             prompt_tokens=served.request.prompt_tokens,
             output_tokens=served.num_sure_tokens,
             seconds=tally.phases(served.last_seen - served.first_seen),
