@@ -17,6 +17,8 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel, cache_utils
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from autospec.cache_room import without_room
+
 CACHE_KEYWORD: str = (
     "cache"
     if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
@@ -112,7 +114,7 @@ def first_layers_of_cache(cache: Any, num_layers: int, num_tokens: int) -> Dynam
     if any(layer.get_seq_length() != num_tokens for layer in layers):
         return None
     view = DynamicCache()
-    view.layers = [copy.copy(layer) for layer in layers]  # a plain layer never writes into what it holds
+    view.layers = [without_room(copy.copy(layer)) for layer in layers]  # what they hold, they never write into
     return view
 
 

@@ -193,7 +193,7 @@ class Decoder:
         self, model: PreTrainedModel, config: GenerationConfig, model_kwargs: dict[str, Any], lease: Lease
     ) -> TargetSession:
         if lease.target is None:
-            session = TargetSession(model, config, model_kwargs)
+            session = TargetSession(model, config, model_kwargs, hands_back=self._hands_back_cache)
             session.is_prepared = lease.is_packed
             return session
         return StaticTargetSession(model, config, model_kwargs, lease.target, hands_back=self._hands_back_cache)

@@ -36,12 +36,11 @@ class StaticTargetSession(TargetSession):
         *,
         hands_back: bool = True,
     ) -> None:
-        super().__init__(model, generation_config, model_kwargs)
+        super().__init__(model, generation_config, model_kwargs, hands_back=hands_back)
         self._target = model
         self._settings = generation_config
         self._given = dict(model_kwargs)
         self._static = static
-        self._hands_back = hands_back
         self._now: _InBuffers | TargetSession | None = None  # who runs forwards; None: the session this is made from
 
     @property
@@ -93,7 +92,8 @@ class StaticTargetSession(TargetSession):
             kwargs["position_ids"] = torch.arange(length + 1, device=self._target.device)[None]
         if kwargs.get("attention_mask") is not None:
             kwargs["attention_mask"] = torch.ones((1, length + 1), dtype=torch.long, device=self._target.device)
-        self._now, self.is_prepared = TargetSession(self._target, self._settings, kwargs), False
+        session = TargetSession(self._target, self._settings, kwargs, hands_back=self._hands_back)
+        self._now, self.is_prepared = session, False
         self.why_eager = f"from token {length} on: the largest capacity is used up"
 
     def _why_not(self, cache: Any) -> str | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import output_capturing
 
+from autospec.cache_room import Room, fits
 from autospec.caches import (
     cut_back,
     drop_last,
@@ -36,12 +37,20 @@ class TargetSession:
         model: the target.
         generation_config: as `generate` prepared it.
         model_kwargs: as `generate` prepared them, the cache among them.
+        hands_back: somebody wants the cache at the end.
     """
 
     def __init__(
-        self, model: PreTrainedModel, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
+        self,
+        model: PreTrainedModel,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        *,
+        hands_back: bool = True,
     ) -> None:
         self._model = model
+        self._hands_back = hands_back
+        self._room: Room | None = None  # behind what the cache holds
         self._config = generation_config
         self._carried = Carried(model, model_kwargs, min(int(generation_config.max_length), _ROOM))
         self._outputs: Any = None  # of a forward that is not committed yet
@@ -98,6 +107,8 @@ class TargetSession:
         Returns:
             logits, [num_draft_tokens + 1, vocab_size], in the model's dtype.
         """
+        if self._room is None:
+            self._make_room()
         num_uncommitted = num_draft_tokens + num_padding
         kwargs = self._carried.ahead(num_uncommitted)
         width = num_uncommitted + 1
@@ -186,7 +197,13 @@ class TargetSession:
         cache = self._carried.cache
         if self._is_recording:
             stop_recording(cache)
+        if self._room is not None:
+            self._room.close(is_kept=self._hands_back)
         return cache
+
+    def _make_room(self) -> None:
+        cache = self._carried.cache
+        self._room = Room(cache if fits(self._model, cache) else None)
 
     def _record(self) -> None:
         if not self._is_recording:

@@ -23,7 +23,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,8 @@ from autospec.telemetry.recorder import Recorder
 FOLDER = Path(__file__).parent
 CONTEXTS = (64, 1000)
 GENERATE = "generate"
+WARM = 8
+"""Prompt tokens of the call before the one that is timed."""
 ARMS = (GENERATE, "off", "fixed:ngram:8", "fixed:assistant:4", "auto")
 FORWARD = "target: model"
 PREFILL, DRAFT, DRAFT_MODEL = "prefill", "draft: around the model", "draft: model"
@@ -195,7 +197,7 @@ def wrapped(each: Subject, arm: str, store: str) -> Iterator[Callable[..., Any]]
         control_share=0.0,
         segments="auto",
         resume=False,
-        backend="eager",
+        backend=each.backend,
     ) as speculator:
         yield lambda *args, **options: (each.model.generate(*args, **options), speculator)
 
@@ -204,7 +206,8 @@ def timed(each: Subject, arm: str, options: dict[str, Any], prompt: Any, store: 
     timers = Timers()
     contexts = (loop, "spared", "noise kept apart")
     with timers.patched(*methods(each), contexts=contexts), wrapped(each, arm, store) as answer:
-        timers.seconds.clear()  # of measuring costs
+        answer(prompt[:, :WARM], **{**options, "max_new_tokens": 2})
+        timers.seconds.clear()  # of measuring costs, and of the first call
         timers.calls.clear()
         torch.manual_seed(0)
         started = time.perf_counter()
@@ -229,6 +232,7 @@ def timed(each: Subject, arm: str, options: dict[str, Any], prompt: Any, store: 
 
 def untimed(each: Subject, arm: str, options: dict[str, Any], prompt: Any, store: str) -> float:
     with wrapped(each, arm, store) as answer:
+        answer(prompt[:, :WARM], **{**options, "max_new_tokens": 2})
         torch.manual_seed(0)
         started = time.perf_counter()
         answer(prompt, **options)
@@ -333,6 +337,7 @@ def main() -> None:
     parser.add_argument("--contexts", default=",".join(map(str, CONTEXTS)), help="prompt tokens, separated by commas")
     parser.add_argument("--tokens", type=int, default=48, help="of each answer")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--backend", default="eager", help="of the wrapped ways, as in autospec.wrap")
     parser.add_argument("--smoke", action="store_true", help="say in the results that they are a trial of the script")
     parser.add_argument("--out", type=Path, default=FOLDER)
     options = parser.parse_args()
@@ -343,7 +348,7 @@ def main() -> None:
         names, contexts = options.subjects.split(","), [int(each) for each in options.contexts.split(",")]
         progress.reset(len(names) * len(contexts) * len(DECODINGS))
         for name in names:
-            each = subject(name)
+            each = replace(subject(name), backend=options.backend)
             for decoding in DECODINGS:
                 for context_tokens in contexts:
                     store = f"sqlite:///{folder}/profile.db"
@@ -359,6 +364,7 @@ def main() -> None:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "tokens": options.tokens,
+        "backend": options.backend,
         "repeats": options.repeats,
         "seconds_of_a_timer": timer_seconds,
         "cells": results,

@@ -28,6 +28,7 @@ class Subject:
     tokenizer: Any | None
     assistant: Any
     text: Sequence[int]  # what prompts are cut from
+    backend: str = "eager"  # of the wrapped ways to answer
 
     def prompt(self, num_tokens: int) -> Tensor:
         """[1, num_tokens]."""
