@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel, cache_utils
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from autospec.cache_room import without_room
+from autospec.cache_room import GrowingLayer
 
 CACHE_KEYWORD: str = (
     "cache"
@@ -109,12 +109,12 @@ def first_layers_of_cache(cache: Any, num_layers: int, num_tokens: int) -> Dynam
     if not isinstance(cache, DynamicCache) or getattr(cache, "offloading", False):
         return None
     layers = cache.layers[:num_layers]
-    if len(layers) < num_layers or any(type(layer) is not DynamicLayer for layer in layers):
+    if len(layers) < num_layers or any(type(layer) not in (DynamicLayer, GrowingLayer) for layer in layers):
         return None
     if any(layer.get_seq_length() != num_tokens for layer in layers):
         return None
     view = DynamicCache()
-    view.layers = [without_room(copy.copy(layer)) for layer in layers]  # what they hold, they never write into
+    view.layers = [copy.copy(layer) for layer in layers]  # a plain layer never writes into what it holds
     return view
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from autospec.fetching import one_line
 from autospec.forks import renew_after_fork
 
 NAME = "packed"
-CHECK_TOKENS = (5, 1, 3)
+CHECK_TOKENS = [5, 1, 3]
 """Of the text whose logits are compared with the model's own: a prompt, a plain step and a block."""
 _INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}  # of each dtype that is packed, to compare bits
 _ROWS = 16  # of each weight, one of which is looked at before a request, in turn
@@ -46,6 +46,7 @@ class PackedLinears:
 
     Args:
         modules: as `linear_layers` finds them.
+        around: `id` of each module of the model, whose attention runs along.
     """
 
     @classmethod
@@ -64,11 +65,12 @@ class PackedLinears:
         with _known_lock:
             found = _known.get(key)
             if found is None:
-                _known[key] = found = cls(modules)
+                _known[key] = found = cls(modules, frozenset(map(id, model.modules())))
         return found
 
-    def __init__(self, modules: Sequence[nn.Linear]) -> None:
+    def __init__(self, modules: Sequence[nn.Linear], around: Collection[int] = ()) -> None:
         self.num_captures = 0
+        self._around = around
         self._users: Counter[int] = Counter()  # requests by thread
         self._layers = [_Layer(module, self._users) for module in modules]
         self._round = 0
@@ -93,7 +95,7 @@ class PackedLinears:
                         layer.install()
                 self._users[user] += 1
         try:
-            with nullcontext() if why else grouped_attention():
+            with nullcontext() if why else grouped_attention(self._around):
                 yield why
         finally:
             if why is None:

@@ -9,7 +9,7 @@ import torch
 from transformers import LogitsProcessorList
 from transformers.cache_utils import DynamicLayer
 
-from autospec.cache_room import Room, fits
+from autospec.cache_room import Room
 from autospec.caches import CACHE_KEYWORD, append, decoding_cache, drop_last, why_not_rollback
 from autospec.drafts.base import DraftRequest, DraftSource, hidden_layers_of
 from autospec.randomness import TorchRandomness
@@ -45,8 +45,7 @@ class VerifyProbe:
         self._following = tokens[:, context:]
         self._cache = filled_cache(target, tokens[:, :context])
         self.can_roll_back = why_not_rollback(self._cache) is None
-        if fits(target, self._cache):
-            Room(self._cache)  # as while decoding
+        Room(self._cache)  # it grows as while decoding
         self._has_logits_to_keep = bool(target._supports_logits_to_keep())
         static = lease.target if lease is not None and self.can_roll_back else None
         self._static = static if static is not None and context + most_tokens <= static.capacities[-1] else None

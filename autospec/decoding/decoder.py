@@ -136,7 +136,7 @@ class Decoder:
         lease: Lease,
         is_control: bool,
     ) -> Any:
-        target = self._target(model, generation_config, model_kwargs, lease)
+        target = self._target(model, generation_config, model_kwargs, lease, is_control=is_control)
         randomness = self._make_randomness(input_ids.device)
         draft_request = DraftRequest(
             device=input_ids.device,
@@ -190,13 +190,20 @@ class Decoder:
         return answer.output(target.finish())
 
     def _target(
-        self, model: PreTrainedModel, config: GenerationConfig, model_kwargs: dict[str, Any], lease: Lease
+        self,
+        model: PreTrainedModel,
+        config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        lease: Lease,
+        *,
+        is_control: bool,
     ) -> TargetSession:
+        hands_back = self._hands_back_cache
         if lease.target is None:
-            session = TargetSession(model, config, model_kwargs, hands_back=self._hands_back_cache)
+            session = TargetSession(model, config, model_kwargs, hands_back=hands_back, is_control=is_control)
             session.is_prepared = lease.is_packed
             return session
-        return StaticTargetSession(model, config, model_kwargs, lease.target, hands_back=self._hands_back_cache)
+        return StaticTargetSession(model, config, model_kwargs, lease.target, hands_back=hands_back)
 
 
 _parameters = list(inspect.signature(Decoder.__call__).parameters.values())

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import output_capturing
 
-from autospec.cache_room import Room, fits
+from autospec.cache_room import Room
 from autospec.caches import (
     cut_back,
     drop_last,
@@ -38,6 +38,7 @@ class TargetSession:
         generation_config: as `generate` prepared it.
         model_kwargs: as `generate` prepared them, the cache among them.
         hands_back: somebody wants the cache at the end.
+        is_control: the cache grows as in `generate`, which speed-up is measured against.
     """
 
     def __init__(
@@ -47,10 +48,12 @@ class TargetSession:
         model_kwargs: dict[str, Any],
         *,
         hands_back: bool = True,
+        is_control: bool = False,
     ) -> None:
         self._model = model
         self._hands_back = hands_back
-        self._room: Room | None = None  # behind what the cache holds
+        self._grown: Room | None = None  # what the cache grows in
+        self._grows_in_place = not is_control
         self._config = generation_config
         self._carried = Carried(model, model_kwargs, min(int(generation_config.max_length), _ROOM))
         self._outputs: Any = None  # of a forward that is not committed yet
@@ -107,8 +110,8 @@ class TargetSession:
         Returns:
             logits, [num_draft_tokens + 1, vocab_size], in the model's dtype.
         """
-        if self._room is None:
-            self._make_room()
+        if self._grows_in_place and self._grown is None:
+            self._grown = Room(self._carried.cache)
         num_uncommitted = num_draft_tokens + num_padding
         kwargs = self._carried.ahead(num_uncommitted)
         width = num_uncommitted + 1
@@ -195,15 +198,11 @@ class TargetSession:
     def finish(self) -> Any | None:
         """Hand the cache back in the state that `generate` leaves it in."""
         cache = self._carried.cache
+        if self._grown is not None:
+            self._grown.close(is_kept=self._hands_back)
         if self._is_recording:
             stop_recording(cache)
-        if self._room is not None:
-            self._room.close(is_kept=self._hands_back)
         return cache
-
-    def _make_room(self) -> None:
-        cache = self._carried.cache
-        self._room = Room(cache if fits(self._model, cache) else None)
 
     def _record(self) -> None:
         if not self._is_recording:
