@@ -210,6 +210,21 @@ class TestWorkers:
             ("different", 7),
         ]
 
+    def test_answers_go_on_past_the_end_where_that_is_wanted(self, client: Any, tmp_path: Path) -> None:
+        client.ask("arm", name="plain", kind="generate", settings={})
+        plain = self.answer(client, "plain")["tokens"]
+        model = tiny.llama(dtype=torch.float32)
+        model.generation_config.eos_token_id = plain[2]
+        model.save_pretrained(tmp_path)
+        client.ask("load", folder=str(tmp_path), assistant=str(tmp_path), dtype="float32")
+        for are_ignored, expected in ((True, plain), (False, plain[: plain.index(plain[2]) + 1])):
+            client.ask("ends", are_ignored=are_ignored)
+            lookup = {"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": 2}
+            for kind, settings in (("generate", {}), ("lookup", lookup), ("autospec", {"policy": "fixed:ngram:4"})):
+                client.ask("arm", name=kind, kind=kind, settings=settings)
+                assert self.answer(client, kind)["tokens"] == expected
+                client.ask("drop", names=[kind])
+
     def test_an_exception_is_told_and_the_worker_goes_on(self, bench: ModuleType, client: Any) -> None:
         with pytest.raises(bench.ArmError, match="KeyError: 'nobody'"):
             self.answer(client, "nobody")

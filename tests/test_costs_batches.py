@@ -169,3 +169,46 @@ def test_a_share_that_wavers_makes_no_prices_anew() -> None:
     assert costs.version == version
     costs.serve(16, 0.4)
     assert costs.version == version + 1
+
+
+def both_kinds(widths: list[int]) -> BatchCosts:
+    """Greedy steps of all these widths, and of sampled ones, half as dear again, a few of 8 and 12 tokens."""
+    costs = taught(linear, widths)
+    costs.serve(8, is_sampled=True)
+    for _ in range(3):
+        for width in (8, 12):
+            costs.observe(width, 1.5 * linear(width))
+    costs._settle()
+    return costs
+
+
+def test_a_few_sampled_steps_leave_what_greedy_ones_taught() -> None:
+    widths = [1, 4, 8, 16, 32, 64]
+    costs = both_kinds(widths)
+    for width in (8, 10, 12):
+        assert costs.step_seconds(width) == pytest.approx(1.5 * linear(width), rel=0.01)
+    for width in (1, 4, 16, 40, 64):
+        assert costs.step_seconds(width) == pytest.approx(1.5 * linear(width), rel=0.02)
+    assert not costs.is_extrapolated(8, 100)
+    costs.serve(8)
+    assert costs.step_seconds(32) == pytest.approx(linear(32), rel=0.01)
+
+
+def test_where_the_other_kind_saw_no_more_a_kind_goes_by_its_own() -> None:
+    own, other = both_kinds([9, 10]), BatchCosts((1, 2, 4, 8), ["ngram"])
+    other.serve(8, is_sampled=True)
+    for _ in range(3):
+        for width in (8, 12):
+            other.observe(width, 1.5 * linear(width))
+    other._settle()
+    for width in (1, 8, 10, 12, 64):
+        assert own.step_seconds(width) == other.step_seconds(width)
+
+
+def test_what_another_one_saw_is_taken_as_it_is_whatever_the_drift_by_now() -> None:
+    costs = taught(linear, [1])
+    for _ in range(400):
+        costs.observe(1, 1.5 * linear(1))
+    costs.begin_with([(1, 0.05), (9, 0.08)])
+    assert costs.step_seconds(1) == pytest.approx(0.05)
+    assert costs.step_seconds(9) == pytest.approx(0.08)

@@ -26,6 +26,7 @@ class Runner:
             temperature_cpu=np.array([0.0, 0.8, 1.0, -1.0, np.nan], dtype=np.float32),
             top_p_cpu=np.array([1.0, 0.95, 1.0, 1.0, 1.0], dtype=np.float32),
             top_k_cpu=np.array([100, 100, 20, 100, 100], dtype=np.int32),
+            repetition_penalties_cpu=np.array([1.0, 1.0, 1.1, 1.0, 1.0], dtype=np.float32),
             vocab_size=100,
         )
         vars(self.input_batch).update(changes)
@@ -41,13 +42,54 @@ def test_rows_are_read_as_vllm_keeps_them() -> None:
     assert rows(0) == GREEDY
     assert (rows(1).do_sample, rows(1).temperature) == (True, 0.8)
     assert rows(1).decoding == "sample temperature=0.8 top_p=0.95"
-    assert rows(2).decoding == "sample temperature=1 top_k=20"
+    assert rows(2).decoding == "sample top_k=20 repetition_penalty=1.1"
+    assert rows(2).temperature == 1.0
     assert [rows(row) for row in (3, 4, 5)] == [UNKNOWN] * 3
     runner.input_batch = Runner(temperature_cpu=np.zeros(1, dtype=np.float32)).input_batch  # made anew
     assert rows(0) == GREEDY
     assert rows(1) == UNKNOWN
     del runner
     assert rows(0) == UNKNOWN
+
+
+def test_what_is_neutral_is_left_out() -> None:
+    runner = Runner(top_k_cpu=None, repetition_penalties_cpu=np.array([1.2, 0.0, 1.0], dtype=np.float32))
+    rows = runner.rows()
+    assert rows is not None
+    assert [rows(row).decoding for row in range(3)] == [
+        "greedy repetition_penalty=1.2",
+        "sample temperature=0.8 top_p=0.95",
+        "sample",
+    ]
+    assert [rows(row).do_sample for row in range(3)] == [False, True, True]
+    runner.input_batch.repetition_penalties_cpu = [1.5] * 3  # no column
+    assert rows(0) == GREEDY
+
+
+class Slotted:
+    """Of a class without weak references."""
+
+    __slots__ = ("input_batch",)
+
+    def __init__(self) -> None:
+        self.input_batch = Runner().input_batch
+
+    def rows(self) -> Rows | None:
+        return rows_of_caller(inspect.currentframe())
+
+
+class Failing:
+    @property
+    def input_batch(self) -> Any:
+        raise RuntimeError("planted")
+
+    def rows(self) -> Rows | None:
+        return rows_of_caller(inspect.currentframe())
+
+
+def test_whatever_calls_looking_at_it_raises_nothing() -> None:
+    assert Slotted().rows() is None
+    assert Failing().rows() is None
 
 
 @pytest.mark.parametrize("shown", [None, [0.0], np.zeros((2, 2)), np.array(["a"])])

@@ -24,10 +24,13 @@ def test_all_of_them_can_be_in_the_environment() -> None:
         "RUN": "night",
         "NAME": "engine-1",
         "RESUME": "no",
+        "PLAIN_SAMPLER": "no",
     }
     found = read_settings({}, {f"AUTOSPEC_VLLM_{name}": value for name, value in values.items()})
     assert found == Settings(
-        "sqlite:///a.db", "fixed:ngram:4", ("ngram", "suffix"), None, 0.25, 1.0, "night", "engine-1", resume=False
+        *("sqlite:///a.db", "fixed:ngram:4", ("ngram", "suffix"), None, 0.25, 1.0, "night", "engine-1"),
+        resume=False,
+        plain_sampler=False,
     )
 
 

@@ -9,13 +9,17 @@ from collections.abc import Iterable, Sequence
 from autospec.costs.correction import winsorised_mean
 from autospec.costs.steps import KEPT, LEAST_CHANGE, StepCosts
 
+SAMPLED = "target, sampled"
+"""The source of measured costs that are steps in which a request is sampled; greedy ones are under the target's."""
+
 
 class BatchCosts:
     """Seconds of steps and of drafts, for policies that choose for one of several requests. Not thread-safe.
 
     Of all the tokens in a step it is the number that counts: a step verifies the drafts of each request and one token
     besides. Steps in which any request is sampled are kept apart from greedy ones: there the whole vocabulary is gone
-    through for each draft token. As long as nothing was seen of the one kind, the other one stands in for it.
+    through for each draft token. Where nothing was seen of the one kind, the other one stands in for it: scaled by what
+    both cost at the nearest width that was.
 
     Args:
         block_lengths: to choose between, ascending.
@@ -75,7 +79,14 @@ class BatchCosts:
 
     def step_seconds(self, num_tokens: float) -> float:
         """A step over so many tokens, of all requests together."""
-        return self._seen.seconds(num_tokens)
+        own, other = self._steps[self._is_sampled], self._steps[not self._is_sampled]
+        if not own.is_known:
+            return other.seconds(num_tokens)
+        edge = min(max(num_tokens, own.narrowest), own.widest)
+        is_other_nearer = other.narrowest < edge if num_tokens < edge else other.widest > edge
+        if num_tokens == edge or not other.is_known or not is_other_nearer:
+            return own.seconds(num_tokens)
+        return own.seconds(edge) * other.seconds(num_tokens) / other.seconds(edge)
 
     def verify_seconds(self, num_tokens: int, context_tokens: int, num_requests: int | None = None) -> float:
         """A step in which a request verifies `num_tokens` tokens (drafts + 1), as far as it is this request's doing.
@@ -105,7 +116,9 @@ class BatchCosts:
         """Was no step seen that wide?"""
         if source is not None:
             return source not in self._sources
-        return self._num_requests + self._drafting * (num_tokens - 1) > self._seen.widest
+        return self._num_requests + self._drafting * (num_tokens - 1) > max(
+            each.widest for each in self._steps.values()
+        )
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Learn what a step took, drafting left out. Args: num_tokens: of all requests, which are as last served."""
@@ -132,11 +145,6 @@ class BatchCosts:
         """
         self._steps[is_sampled].begin_with(points)
         self._version += 1
-
-    @property
-    def _seen(self) -> StepCosts:
-        own = self._steps[self._is_sampled]
-        return own if own.is_known else self._steps[not self._is_sampled]
 
     def _settle(self) -> None:
         draft = winsorised_mean(self._draft_seconds) if self._draft_seconds else 0.0

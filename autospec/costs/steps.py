@@ -66,6 +66,11 @@ class StepCosts:
         return bool(self._grid)
 
     @property
+    def narrowest(self) -> float:
+        """Tokens of the narrowest steps that are believed; 0 before anything was seen."""
+        return self._grid[0][0] if self._grid else 0.0
+
+    @property
     def widest(self) -> float:
         """Tokens of the widest steps that are believed; 0 before anything was seen."""
         return self._grid[-1][0] if self._grid else 0.0
@@ -109,7 +114,8 @@ class StepCosts:
         """
         for tokens, seconds in points:
             if tokens >= 1 and 1e-9 <= seconds <= 1e6:
-                self._widths[_place(tokens)] = _Width(float(tokens), seconds, FIRST, [seconds] * FIRST)
+                own = seconds / self._drift
+                self._widths[_place(tokens)] = _Width(float(tokens), own, FIRST, [own] * FIRST)
         self.settle()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from autospec.costs.batches import SAMPLED
 from autospec.costs.steps import on_line
 from autospec.errors import ConfigurationError
 from autospec.telemetry.calibrations import newest_steps
@@ -69,10 +70,15 @@ def measured_acceptance(store: Store, source: str) -> Acceptance:
 def measured_steps(store: Store) -> Callable[[float], float]:
     """Seconds of steps by their tokens, as engines with the proposer saw them: of the engine that saw last.
 
+    Greedy steps; sampled ones where no engine has told of those.
+
     Raises:
         ConfigurationError: none did, or not widths enough.
     """
-    grid = [(float(tokens), seconds) for tokens, seconds in newest_steps(store, "target", device="vllm:%")]
+    grid: list[tuple[float, float]] = []
+    for source in ("target", SAMPLED):
+        if len(grid) < 2:
+            grid = [(float(tokens), seconds) for tokens, seconds in newest_steps(store, source, device="vllm:%")]
     if len(grid) < 2:
         raise ConfigurationError(
             f"{store.url}: no engine has told what its steps cost: serve with the proposer for a while, or measure "

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -72,17 +72,21 @@ class Row:
         return "missed" if max(self.ratio, self.high) < BAR else "undecided"
 
 
+SETTINGS: dict[str, dict[str, Any]] = {
+    "off": {},
+    "off, store": {"store": "sqlite:///{folder}/off.db"},
+    "off, segments": {"segments": "auto"},
+}
+"""Arms besides `generate`, as `wrap` is told."""
+
+
 @contextmanager
-def arms(each: Subject, folder: str) -> Iterator[dict[str, Callable[..., Any]]]:
+def arms(each: Subject, folder: str, wanted: Sequence[str]) -> Iterator[dict[str, Callable[..., Any]]]:
     """What is called for an answer, by arm."""
-    settings: dict[str, dict[str, Any]] = {
-        "off": {},
-        "off, store": {"store": f"sqlite:///{folder}/off.db"},
-        "off, segments": {"segments": "auto"},
-    }
     with ExitStack() as stack:
         found = {GENERATE: copy.copy(each.model).generate}
-        for name, options in settings.items():
+        for name in wanted:
+            options = {key: value.format(folder=folder) for key, value in SETTINGS[name].items()}
             model = copy.copy(each.model)
             stack.enter_context(
                 autospec.wrap(model, tokenizer=each.tokenizer, policy="off", backend="eager", **options)
@@ -154,16 +158,32 @@ def show(row: Row) -> None:
     tqdm.write(f"{cells}{times}   {row.verdict}")
 
 
+def _with_kept(rows: list[Row], path: Path) -> list[Row]:
+    """With those of cells that were measured before, and not now."""
+    if not path.is_file():
+        return rows
+    measured = {(row.subject, row.prompt_tokens, row.new_tokens) for row in rows}
+    before = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    known = [Row(**{name: value for name, value in each.items() if name != "verdict"}) for each in before]
+    kept = [row for row in known if (row.subject, row.prompt_tokens, row.new_tokens) not in measured]
+    return sorted([*kept, *rows], key=lambda row: (NAMES.index(row.subject), row.decoding, row.prompt_tokens))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--subjects", default=",".join(NAMES), help="separated by commas")
     parser.add_argument("--prompts", default=",".join(map(str, PROMPTS)), help="prompt tokens, separated by commas")
     parser.add_argument("--tokens", default=",".join(map(str, NEW_TOKENS)), help="new tokens, separated by commas")
     parser.add_argument("--seconds", type=float, default=60.0, help="of a cell, at least five rounds")
+    parser.add_argument("--arms", default="", help=f"only these, separated by semicolons: {'; '.join(SETTINGS)}")
+    parser.add_argument("--keep", action="store_true", help="keep other cells that results.json in --out has")
     parser.add_argument("--smoke", action="store_true", help="say in the results that they are a trial of the script")
     parser.add_argument("--out", type=Path, default=FOLDER)
     options = parser.parse_args()
     names = options.subjects.split(",")
+    wanted = options.arms.split(";") if options.arms else list(SETTINGS)
+    if unknown := set(wanted) - set(SETTINGS):
+        parser.error(f"--arms {unknown.pop()!r}: there are {', '.join(SETTINGS)}")
     prompts, tokens = ([int(each) for each in given.split(",")] for given in (options.prompts, options.tokens))
     rows: list[Row] = []
     head = f"{'model':10}{'':9}{'prompt':>7}{'new':>6}  {'arm':15}{'rounds':>6}{'generate ms':>12}{'wrapped ms':>12}"
@@ -172,13 +192,15 @@ def main() -> None:
         cells = [(d, p, n) for d in DECODINGS for p in prompts for n in tokens]
         for name in names:
             each = subject(name)
-            with arms(each, folder) as calls:
+            with arms(each, folder, wanted) as calls:
                 for decoding, prompt_tokens, new_tokens in tqdm(cells, desc=name):
                     for row in measure(each, calls, decoding, prompt_tokens, new_tokens, options.seconds):
                         rows.append(row)
                         show(row)
     verdicts = Counter(row.verdict for row in rows)
     print(f"not slower than generate: {dict(verdicts)} of {len(rows)}")
+    rows = _with_kept(rows, options.out / "results.json") if options.keep else rows
+    verdicts = Counter(row.verdict for row in rows)
     written = {
         "is_smoke_run": options.smoke,
         "device": device_name(torch.device("cpu")),

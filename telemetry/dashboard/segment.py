@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from sqlalchemy import func, select
 
+from autospec.costs.batches import SAMPLED
 from autospec.telemetry.dashboard.buckets import Times, action_label, load_traffic
 from autospec.telemetry.dashboard.filters import Filters
 from autospec.telemetry.dashboard.reports import load_report, newest_requests
@@ -26,7 +27,7 @@ from autospec.telemetry.store import Store
 from autospec.types import NONE, RequestRecord
 
 TARGET = "target"
-"""The source of calibration samples that are the target's own forwards."""
+"""The source of calibration samples that are the target's own forwards; of engines, greedy steps."""
 
 SLOWEST = 10
 MOST_CHANGES = 40
@@ -243,7 +244,8 @@ def _predict(
 ) -> list[Predicted]:
     """Goodput by block length: tokens expected of a block / seconds that it should take."""
     blocks = sum(each.blocks for each in actions)
-    if not costs.get(TARGET) or not blocks:
+    target = costs.get(TARGET) or costs.get(SAMPLED)
+    if not target or not blocks:
         return []
     host = sum(each.host_seconds for each in actions) / blocks
     found = []
@@ -253,11 +255,11 @@ def _predict(
             if each.survival is None:
                 break
             expected += each.survival
-            verify = interpolate(costs[TARGET], each.position + 1)
+            verify = interpolate(target, each.position + 1)
             draft = interpolate(costs.get(source, {}), each.position)
             if verify is not None and draft is not None:
                 found.append(Predicted(source, each.position, expected / (draft + verify + host)))
-    plain = interpolate(costs[TARGET], 1)
+    plain = interpolate(target, 1)
     if plain is not None:
         found.append(Predicted(NONE, 0, 1.0 / (plain + host)))
     return found

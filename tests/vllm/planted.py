@@ -1,7 +1,8 @@
-"""Proposers with a planted fault, for vLLM to load."""
+"""Proposers with a planted fault, or that say more, for vLLM to load."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from autospec.integrations.vllm import Proposer
@@ -22,3 +23,12 @@ class RaisingAtStart(Proposer):
 
     def _begin(self, target_model: Any) -> None:
         raise RuntimeError("planted at the start")
+
+
+class Telling(Proposer):
+    """Says at its end how many steps without drafts were sampled as without speculation."""
+
+    def close(self) -> None:
+        if not self._is_closed and self._plain_sampler is not None:
+            print(f"planted: {self._plain_sampler.num_steps} steps were sampled plainly", file=sys.stderr, flush=True)
+        super().close()

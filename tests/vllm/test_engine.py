@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,6 +39,21 @@ SEEDED = [
         "sampling": {"temperature": 0.8, "top_p": 0.95, "seed": number, "max_tokens": MAX_TOKENS},
     }
     for number, request in enumerate(GREEDY[:8])
+]
+
+_CHANGES: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.3, "top_k": 40},
+    {"presence_penalty": 0.5, "frequency_penalty": 0.5},
+    {"bad_words": ["the", " the"], "min_tokens": 20},
+    {"allowed_token_ids": list(range(100, 20_000))},
+    {"temperature": 0, "repetition_penalty": 1.2},
+    {"temperature": 0},
+    {"temperature": 1.0, "top_p": 1.0},
+    {"temperature": 1.5, "top_k": 5},
+]
+SHAPED = [
+    {"messages": request["messages"], "sampling": request["sampling"] | changes}
+    for request, changes in zip(SEEDED, _CHANGES, strict=True)
 ]
 
 
@@ -122,6 +138,18 @@ def test_greedy_answers_are_those_without_speculation_and_sampled_ones_are_accep
     assert ours["num_draft_tokens"] == ran.counts["num_draft_tokens"]
     behind_ends = ran.counts["num_accepted_draft_tokens"] - ours["num_accepted_tokens"]
     assert 0 <= behind_ends <= 8 * sum(length < MAX_TOKENS for length in lengths)
+
+
+def test_without_drafts_every_token_is_that_of_an_engine_without_speculation() -> None:
+    logprobs = [{**SEEDED[0], "sampling": {**SEEDED[0]["sampling"], "logprobs": 1}}]
+    rounds = [GREEDY[:4], SEEDED, SHAPED, logprobs]
+    ran = run(rounds, "tests.vllm.planted.Telling", policy="off")
+    assert ran.answers == run(rounds, None).answers
+    (found,) = re.findall(r"planted: (\d+) steps were sampled plainly", ran.said)
+    assert int(found) > 2 * MAX_TOKENS
+    without = run([SHAPED], "tests.vllm.planted.Telling", policy="off", plain_sampler="no")
+    assert without.answers[0] == ran.answers[2]
+    assert "were sampled plainly" not in without.said
 
 
 def test_a_proposer_that_raises_takes_no_engine_down() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,6 +28,10 @@ AWAY_SECONDS = 10.0
 MOST_AWAY = 4096
 REST_SECONDS = 60.0
 """Without a call for so long the engine has nothing to answer, and what was in its rows has ended: no step takes it."""
+STALLED = 4.0
+"""Times what a step of its width takes, as which a longer one counts where drafting is compared with none."""
+LEAST_SEEN = 16
+"""Steps before it is known what one takes."""
 _SHARE_KEPT = 0.95
 _CONTROL = Action(reason="control")
 _LOSING = Action(reason="off: it loses at this batch size, or plain steps are measured")
@@ -81,13 +86,13 @@ class Batch:
         self._trace = trace
         self._clock = clock
         self._random = random.Random()
-        self._switch = Switch()
+        self._switch = Switch(costs.step_seconds)
         self._rows: list[Served] = []
         self._away: dict[str, tuple[Served, float]] = {}
         self._returned: float | None = None  # when the last call did
         self._spent = 0.0  # seconds of that call
         self._is_near_the_end = False  # vLLM then asks for no drafts, of any request
-        self._kind = Kind.of(1, is_sampled=True, segment=None)  # of the batch, for the switch
+        self._kind: Kind | None = None  # of the batch, for the switch; None: nobody in it may draft
         self._was_on = True
         self._quiet: Quiet | None = None
         self._drafting_share = 1.0
@@ -115,8 +120,8 @@ class Batch:
         step_seconds = 0.0 if self._returned is None else now - self._returned
         if self._quiet is not None:
             if self._quiet.takes(sampled, lengths, token_ids, step_seconds, self._limits.end_tokens, now):
-                self._learn_step(len(sampled), len(sampled), step_seconds)
-                self._was_on = self._switch.is_on(self._kind)
+                self._learn_step(len(sampled), len(sampled), len(sampled), step_seconds)
+                self._was_on = self._kind is not None and self._switch.is_on(self._kind)
                 if not self._was_on:
                     return self._return([[] for _ in sampled], now)
                 self._count_quiet()
@@ -183,18 +188,25 @@ class Batch:
 
     def _is_next_on(self) -> bool:
         """May the next step have drafts?"""
+        self._kind = None
         going_on = [each for each in self._rows if each.unsettled is None]
         if not going_on:
             return False
         is_sampled = any(each.request.do_sample for each in going_on)
         self._costs.serve(len(going_on), self._drafting_share, is_sampled=is_sampled)
+        if all(each.is_control for each in going_on):
+            return False  # whatever the switch thinks: that tells nothing of drafting
         self._kind = Kind.of(len(going_on), is_sampled=is_sampled, segment=going_on[0].request.segment)
         return self._switch.is_on(self._kind)
 
-    def _learn_step(self, num_verified: int, num_committed: int, step_seconds: float) -> None:
+    def _learn_step(self, num_requests: int, num_verified: int, num_committed: int, step_seconds: float) -> None:
+        """Args: num_requests: of which each has got tokens; the others are of all of these together."""
+        is_usual_known = self._costs.num_steps >= LEAST_SEEN
+        most = STALLED * self._costs.step_seconds(num_verified) if is_usual_known else math.inf
         self._costs.observe(num_verified, step_seconds)
-        seconds = step_seconds + self._spent
-        self._switch.observe(self._kind, num_committed, seconds, was_on=self._was_on)
+        if self._kind is not None:
+            seconds = min(step_seconds, most) + self._spent
+            self._switch.observe(self._kind, num_committed, seconds, num_requests=num_requests, was_on=self._was_on)
 
     def _count_quiet(self) -> None:
         """Count the steps that were only followed."""
@@ -278,7 +290,7 @@ class Batch:
                 self._commit(each, block if sure else None, tokens, step, now)
         if is_pure and step_seconds > 0.0:
             behind = sum(len(each.unsettled.tokens) - each.unsettled.num_kept for each in self._rows if each.unsettled)
-            self._learn_step(num_verified, num_committed - behind, step_seconds)
+            self._learn_step(len(sampled), num_verified, num_committed - behind, step_seconds)
 
     def _commit(self, served: Served, block: Block | None, tokens: Sequence[int], step: Step, now: float) -> None:
         if served.unsettled is not None:  # it went on after what would have been its end

@@ -98,6 +98,11 @@ def is_leader() -> bool:
         return True
 
 
+def num_ranks(config: Any) -> int:
+    """That share one model."""
+    return int(getattr(getattr(config, "parallel_config", None), "world_size", 1))
+
+
 def tokenizer_of(config: Any) -> Any | None:
     """The tokenizer that vLLM has; None where it runs without."""
     try:

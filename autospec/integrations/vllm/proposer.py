@@ -11,6 +11,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 from autospec.controller import Controller
@@ -19,7 +20,16 @@ from autospec.drafts.base import DraftRequest
 from autospec.drafts.registry import make_sources
 from autospec.errors import ConfigurationError
 from autospec.integrations.vllm.batch import Batch
-from autospec.integrations.vllm.engine import ShapeError, ending_with, is_leader, limits_of, read_call, tokenizer_of
+from autospec.integrations.vllm.engine import (
+    ShapeError,
+    ending_with,
+    is_leader,
+    limits_of,
+    num_ranks,
+    read_call,
+    tokenizer_of,
+)
+from autospec.integrations.vllm.plain_sampling import PlainSampler, install
 from autospec.integrations.vllm.sampling import UNKNOWN, Rows, Sampling, rows_of_caller
 from autospec.integrations.vllm.served import Served
 from autospec.integrations.vllm.settings import read_settings
@@ -81,6 +91,7 @@ class Proposer:
         self._batch: Batch | None = None
         self._rows: Rows | None = None  # of whatever calls, where it shows them
         self._num_looks = 0
+        self._plain_sampler: PlainSampler | None = None
         self._is_closed = False
         self._costs_due = time.monotonic() + COSTS_SECONDS
         self._said: set[str] = set()
@@ -102,9 +113,7 @@ class Proposer:
         if self._is_closed or self._num_failures >= MOST_FAILURES:
             return nothing
         try:
-            if self._rows is None and self._num_looks < MOST_LOOKS:
-                self._num_looks += 1
-                self._rows = rows_of_caller(getattr(inspect.currentframe(), "f_back", None))
+            self._look_at(getattr(inspect.currentframe(), "f_back", None))
             with self._lock:
                 drafts = self._step(args, named)
             self._num_failures = 0
@@ -132,6 +141,8 @@ class Proposer:
             self._is_closed = True
             if self._batch is not None:
                 self._batch.close()
+            if self._plain_sampler is not None:
+                self._plain_sampler.close()
         self._record_ended()
         if self._telemetry is not None:
             self._telemetry.note_costs(self._costs)
@@ -171,6 +182,19 @@ class Proposer:
         )
         _close_at_exit(self)
         threading.Thread(target=_sweep, args=(weakref.ref(self),), name="autospec-sweeper", daemon=True).start()
+
+    def _look_at(self, frame: FrameType | None) -> None:
+        """Find out who calls, as long as that is not known: how requests are sampled is read there."""
+        if self._rows is not None and self._rows.runner is None:
+            self._rows, self._num_looks = None, 0  # another one calls now
+        if self._rows is not None or self._num_looks >= MOST_LOOKS:
+            return
+        self._num_looks += 1
+        self._rows = rows_of_caller(frame)
+        if self._rows is not None and self._settings.plain_sampler and num_ranks(self._config) == 1:
+            if self._plain_sampler is not None:
+                self._plain_sampler.close()
+            self._plain_sampler = install(self._rows.runner)
 
     def _step(self, args: Sequence[Any], named: dict[str, Any]) -> list[list[int]]:
         call = read_call(args, named)

@@ -27,8 +27,8 @@ GREEDY = Sampling(False, "greedy")
 class Rows:
     """Looks into the rows of a model runner.
 
-    Its batch has, by row, temperatures (0 where a request is greedy), and what top-p and top-k are cut to. They are
-    read as of vLLM 0.32; of a batch of another shape nothing is known.
+    Its batch has, by row, temperatures (0 where a request is greedy), what top-p and top-k are cut to, and repetition
+    penalties. They are read as of vLLM 0.32; of a batch of another shape nothing is known.
 
     Args:
         runner: with `input_batch`, as the batch is now. It is not kept alive.
@@ -37,29 +37,41 @@ class Rows:
     def __init__(self, runner: Any) -> None:
         self._runner = weakref.ref(runner)
 
+    @property
+    def runner(self) -> Any:
+        """None once it is gone."""
+        return self._runner()
+
     def __call__(self, row: int) -> Sampling:
-        """How the request in a row is sampled."""
+        """How the request in a row is sampled; what is neutral is left out, as in the records of a wrapped model."""
         batch = getattr(self._runner(), "input_batch", None)
         temperature = _at(batch, "temperature_cpu", row)
         if temperature is None or temperature < 0.0:
             return UNKNOWN
-        if temperature == 0.0:
-            return GREEDY
-        words = [f"sample temperature={temperature:g}"]
-        top_p, top_k = _at(batch, "top_p_cpu", row), _at(batch, "top_k_cpu", row)
-        if top_p is not None and 0.0 < top_p < 1.0:
-            words.append(f"top_p={top_p:g}")
-        vocab_size = getattr(batch, "vocab_size", None)
-        if top_k is not None and type(vocab_size) is int and 0 < top_k < vocab_size:
-            words.append(f"top_k={top_k:g}")
-        return Sampling(True, " ".join(words), temperature)
+        words = ["sample" if temperature else "greedy"]
+        if temperature:
+            top_p, top_k = _at(batch, "top_p_cpu", row), _at(batch, "top_k_cpu", row)
+            if temperature != 1.0:
+                words.append(f"temperature={temperature:g}")
+            vocab_size = getattr(batch, "vocab_size", None)
+            if top_k is not None and type(vocab_size) is int and 0 < top_k < vocab_size:
+                words.append(f"top_k={top_k:g}")
+            if top_p is not None and 0.0 < top_p < 1.0:
+                words.append(f"top_p={top_p:g}")
+        penalty = _at(batch, "repetition_penalties_cpu", row)
+        if penalty is not None and penalty > 0.0 and penalty != 1.0:
+            words.append(f"repetition_penalty={penalty:g}")
+        return GREEDY if words == ["greedy"] else Sampling(temperature > 0.0, " ".join(words), temperature)
 
 
 def rows_of_caller(frame: FrameType | None) -> Rows | None:
-    """The rows of the object whose method this frame is; None where it shows no temperatures."""
-    runner = None if frame is None else frame.f_locals.get("self")
-    shown = getattr(getattr(runner, "input_batch", None), "temperature_cpu", None)
-    return Rows(runner) if _is_column(shown) else None
+    """The rows of the object whose method this frame is; None where it shows no temperatures. Never raises."""
+    try:
+        runner = None if frame is None else frame.f_locals.get("self")
+        shown = getattr(getattr(runner, "input_batch", None), "temperature_cpu", None)
+        return Rows(runner) if _is_column(shown) else None
+    except Exception:  # noqa: BLE001  # whatever calls is not ours: properties that fail, a class without weak references
+        return None
 
 
 def _is_column(values: Any) -> bool:

@@ -28,6 +28,7 @@ class Settings:
     run: str | None = None
     name: str | None = None  # of this engine, in place of the host's
     resume: bool = True  # go on from what others have learned
+    plain_sampler: bool = True  # steps without drafts are sampled as without speculation
 
 
 def read_settings(additional_config: object = None, environment: Mapping[str, str] | None = None) -> Settings:
@@ -102,4 +103,5 @@ _READ: Mapping[str, Any] = {
     "control_share": _share,
     "trace": _share,
     "resume": _flag,
+    "plain_sampler": _flag,
 }

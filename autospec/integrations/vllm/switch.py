@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-
-from autospec.costs.correction import winsorised_mean
+from typing import NamedTuple
 
 WINDOW = 128
 """Last steps that are compared, with drafting and without."""
 LOOK_EVERY = 8
 """Steps with drafting between two looks at what they brought."""
 LEAST_OWN = 32
-"""Steps with drafting of a kind that was off before, until those of kinds like it are left out."""
+"""Steps with drafting after which a segment is judged by its own: until then by those of all, unless it was off before.
+
+After as many in which it did not lose, it is forgotten that it has lost before.
+"""
+LEAST_REQUESTS = 32
+"""In steps with drafting, all together, until these can lose: of one request a few tell little, as hits are rare."""
 PROBE = 4
 """Plain steps by which it is known what those cost."""
 SURE = 16
@@ -57,10 +61,20 @@ class Kind:
         return [Kind(octave, self.is_sampled, None) for octave in range(self.octave)]
 
 
+class _Step(NamedTuple):
+    num_tokens: int
+    seconds: float
+    num_requests: int
+
+
+PlainSeconds = Callable[[float], float]
+"""What a step takes in which so many requests get a token each."""
+
+
 @dataclass(slots=True)
 class _Place:
-    opened: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))  # tokens, seconds
-    closed: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    opened: deque[_Step] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    closed: deque[_Step] = field(default_factory=lambda: deque(maxlen=WINDOW))
     since_plain: int = PROBE_EVERY - LOOK_EVERY
     num_tried: int = 0  # steps with drafting since it was switched on
     num_wanted: int = 0  # plain steps that a probe still wants to see
@@ -74,31 +88,18 @@ class _Place:
         self.pause = min(2 * self.pause, MOST_PAUSE) if self.pause else PAUSE
         self.left_closed, self.since_plain, self.num_tried = self.pause, 0, 0
 
-    @property
-    def goodputs(self) -> tuple[float, float, float]:
-        """Tokens per second with drafting, and plainly; of their ratio the standard error, as a share."""
-        with_drafts, error = _goodput(self.opened)
-        plain, other_error = _goodput(self.closed)
-        return with_drafts, plain, math.hypot(error, other_error)
+    def note(self, step: _Step, *, was_on: bool) -> None:
+        (self.opened if was_on else self.closed).append(step)
 
-    @property
-    def is_comparable(self) -> bool:
-        return len(self.opened) >= LOOK_EVERY and len(self.closed) >= PROBE
-
-    @property
-    def loses(self) -> bool:
+    def loses(self, plain_seconds: PlainSeconds) -> bool:
         """Does drafting lose by more than chance?"""
-        if not self.is_comparable:
+        if len(self.opened) < LOOK_EVERY or len(self.closed) < PROBE:
             return False
-        with_drafts, plain, error = self.goodputs
-        return with_drafts * (1.0 + error) < LEAST_GAIN * plain
-
-    @property
-    def gains(self) -> bool:
-        if self.num_tried < LEAST_OWN or not self.is_comparable:
+        if sum(step.num_requests for step in self.opened) < LEAST_REQUESTS:
             return False
-        with_drafts, plain, _ = self.goodputs
-        return with_drafts >= LEAST_GAIN * plain
+        with_drafts, error = _goodput(self.opened, plain_seconds, is_rough=True)
+        plain, other_error = _goodput(self.closed, plain_seconds)
+        return with_drafts * (1.0 + math.hypot(error, other_error)) < LEAST_GAIN * plain
 
 
 class Switch:
@@ -107,9 +108,14 @@ class Switch:
     A policy weighs what one request gains; this sees what all of them together really got, with the time that choosing
     and drafting for each of them takes. Kinds of batches are judged apart, but begin with what is known of others: a
     segment with that of all segments, a batch with that of smaller ones. Not thread-safe.
+
+    Args:
+        plain_seconds: what plain steps take by their requests, as far as known, in batches sampled like the one that is
+            observed. Of a kind not all batches have the same number: steps are compared by what they took of these.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, plain_seconds: PlainSeconds) -> None:
+        self._plain_seconds = plain_seconds
         self._places: dict[Hashable, _Place] = {}
 
     def is_on(self, kind: Kind) -> bool:
@@ -126,13 +132,23 @@ class Switch:
         place.since_plain += 1
         return True
 
-    def observe(self, kind: Kind, num_tokens: int, seconds: float, *, was_on: bool) -> None:
-        """What a step came to. Args: num_tokens: committed, of all requests; seconds: from step to step."""
-        if seconds <= 0.0:
+    def observe(self, kind: Kind, num_tokens: int, seconds: float, *, num_requests: int, was_on: bool) -> None:
+        """What a step came to.
+
+        Args:
+            kind: of the batch, as `is_on` was told.
+            num_tokens: committed, of all requests.
+            seconds: from step to step. Stalls are cut before, by whoever knows how wide the step was.
+            num_requests: that got tokens.
+            was_on: it might have drafts.
+        """
+        if seconds <= 0.0 or num_requests < 1:
             return
+        step = _Step(num_tokens, seconds, num_requests)
         place = self._place(kind)
-        for each in {id(found): found for found in (place, self._place(kind.all_segments))}.values():
-            (each.opened if was_on else each.closed).append((num_tokens, seconds))
+        place.note(step, was_on=was_on)
+        if kind != kind.all_segments:
+            self._place(kind.all_segments).note(step, was_on=was_on)
         if was_on:
             place.num_tried += 1
             is_time = place.num_tried % LOOK_EVERY == 0
@@ -147,8 +163,8 @@ class Switch:
     def _judge(self, kind: Kind, place: _Place) -> None:
         is_tried_again = place.pause > 0
         seen = place if is_tried_again or len(place.opened) >= LEAST_OWN else self._place(kind.all_segments)
-        if not seen.loses:
-            if place.gains:
+        if not seen.loses(self._plain_seconds):
+            if place.num_tried >= LEAST_OWN:
                 place.pause = 0
             return
         if len(seen.closed) < SURE:
@@ -162,7 +178,7 @@ class Switch:
         if place is None:
             place = _Place()
             like = [self._places[each] for each in (kind.all_segments, *kind.smaller()) if each in self._places]
-            if any(each.pause or each.loses for each in like):
+            if any(each.pause or each.loses(self._plain_seconds) for each in like):
                 place.go_off()
         self._places[kind] = place
         if len(self._places) > MOST_KINDS:
@@ -170,11 +186,22 @@ class Switch:
         return place
 
 
-def _goodput(steps: deque[tuple[int, float]]) -> tuple[float, float]:
-    """Tokens per second, and its standard error as a share; a stalled step counts as much as the slowest usual ones."""
-    tokens = [num for num, _ in steps]
-    mean = sum(tokens) / len(tokens)
-    seconds = winsorised_mean(seconds for _, seconds in steps)
+def _goodput(steps: deque[_Step], plain_seconds: PlainSeconds, *, is_rough: bool = False) -> tuple[float, float]:
+    """Tokens of a request per plain step's time, and the standard error of that as a share.
+
+    Args:
+        steps: of one kind.
+        plain_seconds: by which they are compared where requests are not as many.
+        is_rough: drafts hit in bursts, so that a few steps alike say little: as if there were one more, in which a
+            request got a token more or less by chance.
+    """
+    usual = {num: plain_seconds(num) for num in {step.num_requests for step in steps}}
+    tokens = [step.num_tokens / step.num_requests for step in steps]
+    times = [step.seconds / usual[step.num_requests] for step in steps]
+    mean, time = sum(tokens) / len(steps), sum(times) / len(steps)
+    if not mean:
+        return 0.0, 0.0
     # of a ratio: what each step got beyond what its time should bring
-    beyond = [(num - mean * min(each, 2.0 * seconds) / seconds) / mean for num, each in steps]
-    return mean / seconds, math.sqrt(sum(each * each for each in beyond)) / len(beyond)
+    squares = sum(((num - mean * each / time) / mean) ** 2 for num, each in zip(tokens, times, strict=True))
+    rough = len(steps) / sum(step.num_requests for step in steps) if is_rough else 0.0
+    return mean / time, math.sqrt(squares + rough) / len(steps)

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from autospec.controller import Controller
-from autospec.costs.batches import BatchCosts
+from autospec.costs.batches import SAMPLED, BatchCosts
 from autospec.deployment import device_name, package_version
 from autospec.errors import ConfigurationError, StoreError
 from autospec.fetching import one_line
+from autospec.integrations.vllm.engine import num_ranks
 from autospec.integrations.vllm.served import Served
 from autospec.observations import TARGET, policy_version
 from autospec.policies.base import Policy
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 
 RETRY_SECONDS = 30.0
 MOST_WAITING = 50_000
-SAMPLED = f"{TARGET}, sampled"
-"""What steps cost in which a request is sampled, among measured costs; the others are under the target's name."""
+_SOURCES = {False: TARGET, True: SAMPLED}
 ENGINE = "vllm"
 """What marks a deployment, in its device and among its versions."""
 
@@ -102,9 +102,8 @@ class EngineTelemetry:
             if self._recorder is None or costs.num_steps == self._noted_steps:
                 return
             self._noted_steps, now = costs.num_steps, datetime.now(UTC)
-            greedy, sampled = costs.points(), costs.points(is_sampled=True)
-            for source, points in ((TARGET, greedy or sampled), (SAMPLED, sampled)):
-                for tokens, seconds in points:
+            for is_sampled, source in _SOURCES.items():
+                for tokens, seconds in costs.points(is_sampled=is_sampled):
                     self._recorder.note(CalibrationSample(self._deployment, now, source, tokens, 0, seconds))
 
     def flush(self) -> None:
@@ -144,13 +143,11 @@ class EngineTelemetry:
         learned = Learned(self._controller, self._policy, self._version, recorder, self._deployment)
         if resume:
             learned.resume()
-            try:
-                self.known_steps = {
-                    is_sampled: newest_steps(recorder.store, source, like=self._deployment)
-                    for is_sampled, source in ((False, TARGET), (True, SAMPLED))
-                }
-            except (StoreError, ConfigurationError) as error:
-                _log.warning("what steps cost other engines could not be read: %s", one_line(error))
+            for is_sampled, source in _SOURCES.items():
+                try:
+                    self.known_steps[is_sampled] = newest_steps(recorder.store, source, like=self._deployment)
+                except (StoreError, ConfigurationError) as error:
+                    _log.warning("what steps cost other engines could not be read: %s", one_line(error))
         self._recorder, self._learned = recorder, learned
         if self._waiting:
             while self._waiting:
@@ -205,7 +202,7 @@ def describe_engine(
         except PackageNotFoundError:
             continue
     target = str(model.model)
-    ranks = getattr(getattr(config, "parallel_config", None), "world_size", 1)
+    ranks = num_ranks(config)
     return Deployment(
         host=name or socket.gethostname(),
         device=f"{ENGINE}: {device_name(device)}{f', {ranks} ranks' if ranks != 1 else ''}",
