@@ -198,10 +198,10 @@ class TargetSession:
     def finish(self) -> Any | None:
         """Hand the cache back in the state that `generate` leaves it in."""
         cache = self._carried.cache
-        if self._grown is not None:
-            self._grown.close(is_kept=self._hands_back)
         if self._is_recording:
             stop_recording(cache)
+        if self._grown is not None:
+            self._grown.close(is_kept=self._hands_back)
         return cache
 
     def _record(self) -> None:
