@@ -99,6 +99,18 @@ def test_a_batch_of_another_shape_shows_nothing(shown: Any) -> None:
     assert rows is not None
 
 
+def test_a_call_may_be_wrapped() -> None:
+    def called(depth: int) -> Rows | None:
+        return called(depth - 1) if depth else rows_of_caller(inspect.currentframe())
+
+    class Calling(Runner):
+        def call(self, depth: int) -> Rows | None:
+            return called(depth)
+
+    calling = Calling()
+    assert [calling.call(depth) is not None for depth in range(5)] == [True, True, True, False, False]
+
+
 def test_a_function_that_calls_shows_nothing() -> None:
     assert rows_of_caller(inspect.currentframe()) is None
     assert rows_of_caller(None) is None

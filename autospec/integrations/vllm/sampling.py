@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+MOST_FRAMES = 4
+"""Between the proposer and the model runner that calls it, both included."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -65,11 +68,19 @@ class Rows:
 
 
 def rows_of_caller(frame: FrameType | None) -> Rows | None:
-    """The rows of the object whose method this frame is; None where it shows no temperatures. Never raises."""
+    """The rows of the object whose method this frame is, or one a little further out: calls may be wrapped.
+
+    None where none of them shows temperatures. Never raises.
+    """
     try:
-        runner = None if frame is None else frame.f_locals.get("self")
-        shown = getattr(getattr(runner, "input_batch", None), "temperature_cpu", None)
-        return Rows(runner) if _is_column(shown) else None
+        for _ in range(MOST_FRAMES):
+            if frame is None:
+                break
+            runner = frame.f_locals.get("self")
+            if _is_column(getattr(getattr(runner, "input_batch", None), "temperature_cpu", None)):
+                return Rows(runner)
+            frame = frame.f_back
+        return None
     except Exception:  # noqa: BLE001  # whatever calls is not ours: properties that fail, a class without weak references
         return None
 
