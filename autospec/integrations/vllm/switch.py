@@ -19,6 +19,9 @@ After as many in which it did not lose, it is forgotten that it has lost before.
 """
 LEAST_REQUESTS = 32
 """In steps with drafting, all together, until these can lose: of one request a few tell little, as hits are rare."""
+FEW = 2
+"""Requests up to which drafting has to lose by two standard errors, and not by one: a policy that chooses for one
+request sees most of what there is to see itself, and of so few requests steps tell little."""
 PROBE = 4
 """Plain steps by which it is known what those cost."""
 SURE = 16
@@ -99,7 +102,8 @@ class _Place:
             return False
         with_drafts, error = _goodput(self.opened, plain_seconds, is_rough=True)
         plain, other_error = _goodput(self.closed, plain_seconds)
-        return with_drafts * (1.0 + math.hypot(error, other_error)) < LEAST_GAIN * plain
+        num_errors = 2.0 if self.opened[-1].num_requests <= FEW else 1.0
+        return with_drafts * (1.0 + num_errors * math.hypot(error, other_error)) < LEAST_GAIN * plain
 
 
 class Switch:
