@@ -17,6 +17,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from autospec.backends import attention as under_test
 from autospec.backends.attention import MOST_TOKENS, grouped_attention
 
+pytestmark = pytest.mark.compat
+
 LENGTH, SIZE = 40, 16
 
 
