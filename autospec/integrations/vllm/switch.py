@@ -100,10 +100,10 @@ class _Place:
             return False
         if sum(step.num_requests for step in self.opened) < LEAST_REQUESTS:
             return False
-        with_drafts, error = _goodput(self.opened, plain_seconds, is_rough=True)
-        plain, other_error = _goodput(self.closed, plain_seconds)
         num_errors = 2.0 if self.opened[-1].num_requests <= FEW else 1.0
-        return with_drafts * (1.0 + num_errors * math.hypot(error, other_error)) < LEAST_GAIN * plain
+        with_drafts, margin = _goodput(self.opened, plain_seconds, num_errors, is_rough=True)
+        plain, other_margin = _goodput(self.closed, plain_seconds, num_errors)
+        return with_drafts * (1.0 + math.hypot(margin, other_margin)) < LEAST_GAIN * plain
 
 
 class Switch:
@@ -190,12 +190,15 @@ class Switch:
         return place
 
 
-def _goodput(steps: deque[_Step], plain_seconds: PlainSeconds, *, is_rough: bool = False) -> tuple[float, float]:
-    """Tokens of a request per plain step's time, and the standard error of that as a share.
+def _goodput(
+    steps: deque[_Step], plain_seconds: PlainSeconds, num_errors: float, *, is_rough: bool = False
+) -> tuple[float, float]:
+    """Tokens of a request per plain step's time, and by what share that may be off.
 
     Args:
         steps: of one kind.
         plain_seconds: by which they are compared where requests are not as many.
+        num_errors: standard errors of what was seen that it may be off by.
         is_rough: drafts hit in bursts, so that a few steps alike say little: as if there were one more, in which a
             request got a token more or less by chance.
     """
@@ -208,4 +211,4 @@ def _goodput(steps: deque[_Step], plain_seconds: PlainSeconds, *, is_rough: bool
     # of a ratio: what each step got beyond what its time should bring
     squares = sum(((num - mean * each / time) / mean) ** 2 for num, each in zip(tokens, times, strict=True))
     rough = len(steps) / sum(step.num_requests for step in steps) if is_rough else 0.0
-    return mean / time, math.sqrt(squares + rough) / len(steps)
+    return mean / time, math.sqrt(num_errors**2 * squares + rough) / len(steps)
